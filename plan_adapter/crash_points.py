@@ -14,6 +14,8 @@ CrashPoint: TypeAlias = Literal[
     "in-transaction",  # a commit about a run is fully written, its audit entry last, and not committed yet
     "after-intent",
     "mid-effect",  # inside the tool, which calls `reached` itself
+    "command-started",  # inside the tool: its command runs, and no row names its process yet
+    "command-recorded",  # likewise, and a row does
     "after-effect",  # the tool has returned
     "after-receipt",
     "after-prefect-state",  # Prefect shows the end of the step
@@ -29,7 +31,7 @@ def reached(point: CrashPoint, detail: str = "") -> None:
     """Report to `listener` that this point is reached.
 
     For a call, `detail` is its effect, preceded by the word `rollback` for a rollback, or `finally` for a `finally` step. For a
-    transaction, it is the newest audit log entry.
+    transaction, it is the newest audit log entry; for a command, the id of the attempt.
     """
     if listener is not None:
         listener(point, detail)

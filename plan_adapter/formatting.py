@@ -13,7 +13,7 @@ from plan_adapter.listing import attempt_limits_text, goal_facts, indented, poli
 from plan_adapter.options import ExecutionOptions, Input
 from plan_adapter.plan import ExecutionPlan, Step, flattened
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose, redacted
-from plan_adapter.record import AUTHOR, Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.record import AUTHOR, Attempt, PlanRun, Receipt, StartedCommand, StepRun
 from plan_adapter.status import Outcome, RunReason, StepStatus
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class StepCallRecord:
     by: str | None = None  # who resolved it
     known_by: str | None = None  # how their identity was proved
     note: str | None = None
+    command: str | None = None  # whether the command that its last attempt started still runs, if nobody recorded how that attempt ended
 
     def __str__(self) -> str:
         """Return a short summary of the calls."""
@@ -51,8 +52,13 @@ class StepCallRecord:
         return f"{tries}{took}, {self.outcome or 'not ended'}"
 
 
-def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Receipt]) -> dict[str, list[StepCallRecord]]:
-    """Return the recorded calls of each step of `run`, by step id, with items in order. Steps that were not called are left out."""
+def calls_of(
+    run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Receipt], commands: Sequence[StartedCommand] = ()
+) -> dict[str, list[StepCallRecord]]:
+    """Return the recorded calls of each step of `run`, by step id, with items in order. Steps that were not called are left out.
+
+    `commands` are those that attempts without a recorded end have started.
+    """
     last, counts = dict[tuple[str, int | None], Attempt](), Counter[tuple[str, int | None]]()
     for attempt in (attempt for attempt in attempts if attempt.kind == "step"):
         unit = (attempt.step_id, attempt.item)
@@ -60,6 +66,7 @@ def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Recei
         if unit not in last or attempt.number > last[unit].number:
             last[unit] = attempt
     ends = {receipt.attempt_id: receipt for receipt in receipts}
+    started = {command.attempt.id: command.in_words for command in commands}
     max_attempts = {step.id: step.max_retries + 1 for step in run.steps}
     found = dict[str, list[StepCallRecord]]()
     for (step_id, item), attempt in sorted(last.items(), key=lambda pair: (pair[0][0], -1 if pair[0][1] is None else pair[0][1])):
@@ -69,6 +76,7 @@ def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Recei
             call = StepCallRecord(item, parameters, counts[step_id, item], max_attempts[step_id], outcome, took, attempt.label)
             if end is not None and end.by is not None:
                 call = replace(call, resolution=end.resolution, by=end.by, known_by=end.known_by, note=end.note)
+            call = replace(call, command=started.get(attempt.id))
             found.setdefault(step_id, []).append(call)
     return found
 
@@ -280,6 +288,8 @@ def _call_lines(calls: Sequence[StepCallRecord], run_id: str) -> list[str]:
     for call in calls[:SHOWN_ITEMS]:
         item = "" if call.item is None else f"item {prose(call.label or str(call.item + 1))}: "
         lines.append(f"   - {item}{call}")
+        if call.command is not None:
+            lines.append(f"   - {item}its command {prose(call.command)}")
         if call.item is not None and call.by is not None:  # for a step without items, its own line names the resolution
             note = f": {prose(call.note)}" if call.note else ""
             lines.append(f"   - {item}`{call.resolution}`, recorded by {prose(call.by)} ({call.known_by}){note}")

@@ -13,8 +13,10 @@ from pydantic import JsonValue
 
 from plan_adapter.approvals import Approval, Resolution
 from plan_adapter.errors import RunFailedError
+from plan_adapter.host_process import HostProcess
 from plan_adapter.options import CallKind, Effect
 from plan_adapter.plan import ASK, GOAL
+from plan_adapter.readable import call_name, duration
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 
 MIN_ID_CHARACTERS = 4
@@ -114,6 +116,40 @@ class Receipt:
         if self.by is None:
             return None
         return "done" if self.outcome is Outcome.SUCCEEDED else "abort" if self.is_abort else "again"
+
+
+@dataclass(frozen=True, slots=True)
+class StartedCommand:
+    """A command that the tool of an attempt started, if the tool itself did not record the end of the attempt."""
+
+    attempt: Attempt
+    process: HostProcess
+
+    @property
+    def state(self) -> Literal["running", "ended", "elsewhere"]:
+        """Whether it runs on this host. Of a command on another host, nothing can be seen from here."""
+        if not self.process.is_here:
+            return "elsewhere"
+        return "running" if self.process.session else "ended"
+
+    @property
+    def call(self) -> str:
+        """The name of the call."""
+        return call_name(self.attempt.step_id, self.attempt.item, self.attempt.label, kind=self.attempt.kind)
+
+    @property
+    def in_words(self) -> str:
+        """Whether it still runs, where, as which process and for how long. Without a subject: `still runs here, pid 41, 12 s`."""
+        pid, age = self.process.pid, self.process.age_seconds
+        match self.state:
+            case "running" if self.process.is_alive:
+                return f"still runs here, pid {pid}" + ("" if age is None else f", {duration(max(age, 1) * 1000)}")
+            case "running":
+                return f"still runs here, pid {', '.join(map(str, self.process.session))}, started by pid {pid}"
+            case "ended":
+                return f"has ended, pid {pid}"
+            case "elsewhere":
+                return f"cannot be seen from here, it ran on {self.process.host}, pid {pid}"
 
 
 class GroupItem(NamedTuple):
@@ -388,6 +424,10 @@ class Recorder(Protocol):
 
     def receipt(self, receipt: Receipt) -> None:
         """Hand over `receipt`. It is durable when the next intent or `flush` returns. Never blocks."""
+        ...
+
+    def command_started(self, attempt: Attempt, process: HostProcess) -> None:
+        """Hand over the process of a command that the tool of `attempt` has started. Never blocks."""
         ...
 
     def step_ended(self, step: StepRun) -> None:

@@ -21,6 +21,7 @@ from plan_adapter.options import CallKind
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import PlanRun, RunContext
+from plan_adapter.runs import started_commands
 from plan_adapter.runs.approval import open_detached_gate
 from plan_adapter.runs.folders import in_folder
 from plan_adapter.runs.permissions import require_approver, require_operator
@@ -224,19 +225,22 @@ async def aresolve_step(
     result: JsonValue = None,
     note: str = "",
     rollback: bool = False,
+    end_command: bool = False,
     store: PlanStore | None = None,
 ) -> PlanRun:
     """Record the outcome of a write that was interrupted, and return the run, ready for `resume_run`.
 
     Resolutions: `done` means the write was done and returned `result`; `again` means it was not done, so it is called again; `abort` ends
-    the run as cancelled. With `rollback`, the resolution is about the rollback of the step.
+    the run as cancelled. With `rollback`, the resolution is about the rollback of the step. With `end_command`, a command of the call that
+    outlived its run and still runs on this host is ended first, and the receipt's note says so.
 
     The resolution is stored as the receipt of the attempt, with the name of the person who gave it: as `os_user` if `by` is the account of
     this process, else as unverified. A process that waits for it, in a form
     or at its terminal, continues at once.
 
     Raises NotApprovedError if `by` is not allowed to answer at the plan's gates. Raises RunConflictError if the step has no unknown
-    outcome, or if a process executes the run and is not asking about this outcome.
+    outcome, if a process executes the run and is not asking about this outcome, and for `again` while a command of the call still runs on
+    this host.
     """
     settings = Settings()
     async with opened_store(store, settings) as opened:
@@ -245,6 +249,8 @@ async def aresolve_step(
         identity = identity_of_account(by)
         plan, doing = await opened.get(run.digest), f"`{one_line(call_name(step_id, None, kind=kind))}` is not resolved"
         await require_approver(plan, run, opened, settings, identity=identity, decision="reject", step_id=step_id, doing=doing)
+        if end_command and (ended := await started_commands.end_command(run, step_id, opened, item=item, kind=kind)) is not None:
+            note = "; ".join(text for text in (note, ended) if text)
         await opened.outcomes.resolve(
             run.id, step_id, ResolutionRecord(resolution, by, identity.known_by, note, result), item=item, kind=kind
         )
@@ -261,11 +267,23 @@ def resolve_step(
     result: JsonValue = None,
     note: str = "",
     rollback: bool = False,
+    end_command: bool = False,
     store: PlanStore | None = None,
 ) -> PlanRun:
     """Record the outcome of a write that was interrupted, and return the run. See `aresolve_step`."""
     return run_sync(
-        aresolve_step(run_id, step_id, resolution, by=by, item=item, result=result, note=note, rollback=rollback, store=store),
+        aresolve_step(
+            run_id,
+            step_id,
+            resolution,
+            by=by,
+            item=item,
+            result=result,
+            note=note,
+            rollback=rollback,
+            end_command=end_command,
+            store=store,
+        ),
         twin="aresolve_step",
     )
 

@@ -20,7 +20,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from plan_adapter.store.leases import Owner
+from plan_adapter.host_process import HostProcess
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 
@@ -118,7 +118,7 @@ def running_server() -> Iterator[PostgresServer]:
         pytest.skip("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
     _stop_orphans(programs)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))  # a short path: sockets allow 107 bytes
-    (folder / "owner").write_text(str(Owner.this()))
+    (folder / "owner").write_text(str(HostProcess.this()))
     server = PostgresServer(programs, folder, _free_port())
     try:
         _make_cluster(server)
@@ -154,7 +154,7 @@ def _stop_orphans(programs: Path) -> None:
     """Stop the servers of killed test sessions."""
     for owner in Path("/tmp").glob(f"{PREFIX}*/owner"):
         with contextlib.suppress(OSError, ValueError):  # another session may do the same at this time
-            if not Owner.parse(owner.read_text()).has_died:
+            if not HostProcess.parse(owner.read_text()).has_died:
                 continue
             with contextlib.suppress(AssertionError):  # it has already stopped
                 PostgresServer(programs, owner.parent, 0).stop()

@@ -24,7 +24,7 @@ HOUSE = ROOT.parent / "shared" / "design" / "HOUSE.md"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "problems graph readable crash_points",
+        "problems graph readable crash_points host_process",
         "errors values",
         "options status",
         "plan expressions approvals",

@@ -49,11 +49,12 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
     async with open_store(settings) as store:
         found, now = await _open_gates(store, settings), await store.now()
         changes = await store.gates.change_requests() if found else {}
+        commands = await _commands_of(found, store)
     if not found and lacks_store_of_server(settings):
         from plan_adapter.cli.remote import list_remotely  # only if this machine's store is not the server's
 
         return await list_remotely(settings, limit=limit, as_json=json)
-    _print_gates(found, now, changes, settings, limit=limit, as_json=json)
+    _print_gates(found, now, changes, commands, settings, limit=limit, as_json=json)
     return ExitCode.DONE
 
 
@@ -71,8 +72,24 @@ async def _open_gates(store: "PlanStore", settings: Settings) -> "list[Gate]":
     return sorted([*found, *unasked], key=lambda gate: gate.opened_at, reverse=True)
 
 
+async def _commands_of(found: "list[Gate]", store: "PlanStore") -> dict[str, str]:
+    """Return whether the command of each unknown outcome still runs, as text, by the digest of its gate."""
+    from plan_adapter.store.outcomes import outcome_digest  # imports SQLAlchemy
+
+    runs = dict.fromkeys(gate.run_id for gate in found if gate.kind == "outcome")
+    started = [command for run_id in runs for command in await store.outcomes.commands(run_id)]
+    return {outcome_digest(command.attempt.id): command.in_words for command in started}
+
+
 def _print_gates(
-    found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]", settings: Settings, *, limit: int, as_json: bool
+    found: "list[Gate]",
+    now: datetime,
+    changes: "Mapping[str, Approval]",
+    commands: "Mapping[str, str]",
+    settings: Settings,
+    *,
+    limit: int,
+    as_json: bool,
 ) -> None:
     shown = found[:limit]
     if as_json:
@@ -81,7 +98,7 @@ def _print_gates(
             link = server.run_url(gate.flow_run_id) if server is not None and gate.flow_run_id is not None else None
             asked = changes.get(gate.id)
             requested = None if asked is None else {"by": asked.by, "note": asked.note, "at": asked.at}
-            output.json_line({**gate_json(gate), "link": link, "changes": requested})
+            output.json_line({**gate_json(gate), "link": link, "changes": requested, "process": commands.get(gate.approval_digest)})
         return
     if not shown:
         output.note("nothing waits for an answer")
@@ -91,6 +108,8 @@ def _print_gates(
     for gate in shown:
         if gate.kind == "outcome":
             output.line(f"{gate.run_id} {gate_place(gate)}: `{answer_command(gate)}` records the outcome")
+            if (running := commands.get(gate.approval_digest)) is not None:
+                output.line(f"{gate.run_id} {gate_place(gate)}: its command {one_line(running)}")
         if gate.kind == "question":
             fields = "; ".join(_field_text(name, field) for name, field in gate.fields.items())
             question = one_line(gate.description.strip())

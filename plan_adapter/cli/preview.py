@@ -108,7 +108,7 @@ async def _preview_resume(run: str, options: ResumeOptions | None, *, tools: lis
         recorded = await store.ledger.snapshot(found.id)
         plan, history = recorded.plan, recorded.history
         await refuse_resume(found, store)
-        action = resume_action(found, plan, history, recorded.last_reason, options=options)
+        action = resume_action(found, plan, history, recorded.last_reason, commands=recorded.commands, options=options)
         if action is not roll_back:
             refuse_elsewhere(found, Settings())
         bound = bind_recorded_plan(found, plan, tools_of(tools))

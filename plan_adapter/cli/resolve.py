@@ -1,6 +1,7 @@
 """`plan resolve`."""
 
 import json as json_module
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
@@ -33,6 +34,7 @@ async def resolve(
     result: str | None = None,
     note: str = "",
     rollback: bool = False,
+    end: bool = False,
     sign: bool = False,
     code: str | None = None,
     by: str | None = None,
@@ -41,7 +43,8 @@ async def resolve(
 ) -> int:
     """Record the outcome of a write that was interrupted: it was `done`, run it `again`, or `abort` the run.
 
-    A process that waits for the outcome continues now; otherwise type what it prints. `done` also works for a step that failed or has not
+    `again` is refused while a command of the call still runs on this host. A process that waits for the outcome continues now; otherwise
+    type what it prints. `done` also works for a step that failed or has not
     run: somebody did it by hand.
 
     Args:
@@ -53,6 +56,7 @@ async def resolve(
         result: With `done`: the step's result as JSON, which later steps can refer to; default: null.
         note: How you know; it is recorded with your name.
         rollback: The outcome is that of the step's rollback.
+        end: First end the command of the call if it outlived its run and still runs on this host: SIGTERM, then SIGKILL.
         sign: Sign the answer, and the result, with your SSH key.
         code: Your one-time code.
         by: Who is answering (with `--sign` or `--code`); default: your account.
@@ -68,19 +72,26 @@ async def resolve(
     refuse_item(item)
     settings, selector = Settings(), GateSelector(run, step, item, digest, "rollback" if rollback else "step")
     options = AnswerOptions(resolution, note=note, sign=sign, code=code, by=by, result=_parse_result(result))
+    if api and end:
+        raise UsageError("--end ends processes of this host: leave --api out, on the host where the command runs")
     if api:
         return await answer_remotely(selector, options, settings, show=False, as_json=json)
     async with open_store(settings) as store:
         rollback_due = await is_rollback_due(await find_run(run, store), store)  # the resolution replaces the status message
-        found = await _record_resolution(selector, options, store, settings)
+        found, ended = await _record_resolution(selector, options, store, settings, ends=end)
         has_owner = await store.ledger.owner(found.id) is not None
         unknown = [] if has_owner else await store.outcomes.unknown(found.id)
         hint = await hint_of(found, store) if resolution == "abort" and not has_owner else None
         is_of_run = rollback and is_rolled_back(await store.get(found.digest), await store.ledger.history(found.id))
+        running = [command for command in await store.outcomes.commands(found.id) if command.state != "ended"]
     if json:
         output.json_line(run_json(found, steps=False))
         return ExitCode.DONE
     output.line(run_status_line(found))
+    if end:
+        output.note(ended or "no command of the call was running on this host")
+    for command in running:
+        output.note(f"the command of `{command.call}` {command.in_words}")
     if has_owner:
         output.note("the waiting process " + ("ends the run" if resolution == "abort" else "continues now"))
     elif unknown:
@@ -98,9 +109,16 @@ async def resolve(
     return ExitCode.DONE
 
 
-async def _record_resolution(selector: GateSelector, options: AnswerOptions, store: "PlanStore", settings: Settings) -> "PlanRun":
-    """Record the outcome of a step, and return the run as it is then. Raises NotApprovedError if the answer is refused."""
-    from plan_adapter.runs.resolve import resolution_request, verify_resolution  # imports SQLAlchemy
+async def _record_resolution(
+    selector: GateSelector, options: AnswerOptions, store: "PlanStore", settings: Settings, *, ends: bool
+) -> "tuple[PlanRun, str | None]":
+    """Record the outcome of a step. Return the run as it is then, and with `ends` which command was ended first.
+
+    Raises NotApprovedError if the answer is refused.
+    """
+    # These import SQLAlchemy.
+    from plan_adapter.runs.resolve import resolution_request, verify_resolution
+    from plan_adapter.runs.started_commands import end_command
 
     assert selector.step is not None
     assert options.decision in ("done", "again", "abort")
@@ -116,8 +134,11 @@ async def _record_resolution(selector: GateSelector, options: AnswerOptions, sto
         raise NotApprovedError(reason)
     answer = answer_with_proof(options, request, settings)
     resolution = await verify_resolution(answer, request, store, settings)
+    ended = await end_command(run, selector.step, store, item=item, kind=selector.kind) if ends else None
+    if ended is not None:
+        resolution = replace(resolution, note="; ".join(text for text in (resolution.note, ended) if text))
     await store.outcomes.resolve(run.id, selector.step, resolution, item=item, kind=selector.kind)
-    return await store.run(run.id)
+    return await store.run(run.id), ended
 
 
 def _parse_result(text: str | None) -> "JsonValue":

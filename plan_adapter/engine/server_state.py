@@ -16,6 +16,7 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from plan_adapter.host_process import boot_id, start_of
 from plan_adapter.private_files import check_folder, make_folder, open_file
 
 NOLOGIN_SHELLS = ("false", "nologin", "sync", "shutdown", "halt", "git-shell")
@@ -199,18 +200,8 @@ class ServerFolder:
 
 def process_start(pid: int) -> str | None:
     """Return a text that distinguishes process `pid` from others that had or will have this PID, or None if there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return None if Path("/proc/self/stat").exists() else _process_start_from_ps(pid)
-    return f"{boot}:{stat.rpartition(')')[2].split()[19]}"
-
-
-def _process_start_from_ps(pid: int) -> str | None:
-    """Return the start time of `pid` on a system without /proc."""
-    answer = subprocess.run(["/bin/ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603
-    return answer.stdout.strip() or None
+    started = start_of(pid)
+    return None if started is None else f"{boot_id()}:{started}"
 
 
 def server_url(port: int) -> str:

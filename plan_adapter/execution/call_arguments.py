@@ -18,7 +18,7 @@ from plan_adapter.options import CallKind, Effect
 from plan_adapter.plan import Step
 from plan_adapter.readable import MASK, call_name
 from plan_adapter.record import Attempt, StepRun
-from plan_adapter.tools.tool import Tool, ToolContext
+from plan_adapter.tools.tool import CommandLog, Tool, ToolContext
 from plan_adapter.validation import ValidatedPlan
 
 
@@ -128,10 +128,18 @@ class CallArguments:
             raise ToolError("its parameters would now be different")
         return await self.with_secrets(parameters)
 
-    def context(self, parameters: dict[str, JsonValue], *, attempt: int, timeout_seconds: float | None, answer: JsonValue) -> ToolContext:
+    def context(
+        self,
+        parameters: dict[str, JsonValue],
+        *,
+        attempt: int,
+        timeout_seconds: float | None,
+        answer: JsonValue,
+        commands: CommandLog | None = None,
+    ) -> ToolContext:
         """Return the tool's context for attempt number `attempt` with `parameters`. The attempt may take `timeout_seconds` from now.
 
-        `answer` is what a person answered, if the step asks a question.
+        `answer` is what a person answered, if the step asks a question. `commands` records the commands that the tool starts.
         """
         run = self._scope.run
         # The seed covers only this call, so the receiver recognizes a repeat even after a new version changed the rest of the plan.
@@ -159,6 +167,7 @@ class CallArguments:
             redaction=self._scope.secrets.redactor,
             answer=answer,
             permissions=frozenset(validated.plan.permissions_at(validated.steps[target.step_id])),
+            commands=commands,
         )
 
     def _variables(self, secrets: Mapping[str, str] | None = None) -> Variables:

@@ -20,6 +20,7 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.worker import call_on_cluster
 from plan_adapter.expressions import Template, Variables
 from plan_adapter.gates.call_text import call_summary
+from plan_adapter.host_process import HostProcess
 from plan_adapter.options import Effect, Isolation
 from plan_adapter.plan import Step, new_id
 from plan_adapter.readable import call_name
@@ -78,6 +79,7 @@ class Call:
         self._number = scope.history.calls(self._target.kind).attempts.get((step.id, item), 0)
         self.approval: Approval | None = None  # of exactly this call, if its step has a gate of its own
         self.allowed_by: Approval | None = None  # the plan's approval, if its `always_execute` lets a model make this call without a gate
+        self._begun: Attempt | None = None  # the attempt that this call makes now
         self.unknown_attempt: Attempt | None = None  # the last attempt, if its outcome is unknown
 
     @property
@@ -129,6 +131,17 @@ class Call:
             return f"{self._target.kind} {self.effect}"
         is_finally = self.step.id in self._scope.approved.bound.validated.finally_order
         return f"finally {self.effect}" if is_finally else self.effect
+
+    @property
+    def command_marker(self) -> str:
+        """The id of the attempt that this call makes now. Part of `tools.tool.CommandLog`."""
+        return "" if self._begun is None else self._begun.id
+
+    def command_started(self, pid: int) -> None:
+        """Record that process `pid` is a command of the attempt that this call makes now. Part of `tools.tool.CommandLog`."""
+        if self._begun is not None:  # from any thread
+            loop = self._scope.stop.future.get_loop()
+            loop.call_soon_threadsafe(self._scope.recorder.command_started, self._begun, HostProcess.of(pid))
 
     async def gated_call(self) -> GatedCall:
         """Return the call as it would be made now, for an approval. Raise ToolError with the reason if it cannot be made at all."""
@@ -209,7 +222,7 @@ class Call:
         if self._scope.stop.is_set:  # the run stopped while a secret was looked up
             return self._stopped_end()
         self._number += 1
-        intent = self._intent(parameters, context.idempotency_key)
+        self._begun = intent = self._intent(parameters, context.idempotency_key)
         reached("before-intent", self._crash_point_detail)
         try:
             await self._scope.recorder.intent(intent)
@@ -260,7 +273,7 @@ class Call:
         """
         if self._tool.probe is None:
             return None
-        context = replace(self._context(attempt.parameters), attempt=attempt.number, idempotency_key=attempt.idempotency_key)
+        context = replace(self._context(attempt.parameters), attempt=attempt.number, idempotency_key=attempt.idempotency_key, commands=None)
         try:
             parameters = await self._arguments.parameters_of(attempt)
             answer = await ask_probe(
@@ -393,7 +406,8 @@ class Call:
 
     def _context(self, parameters: dict[str, JsonValue]) -> ToolContext:
         answer = None if self.approval is None else self.approval.result
-        return self._arguments.context(parameters, attempt=self._number + 1, timeout_seconds=self.timeout_seconds, answer=answer)
+        number, limit = self._number + 1, self.timeout_seconds
+        return self._arguments.context(parameters, attempt=number, timeout_seconds=limit, answer=answer, commands=self)
 
     def _work_on_cluster(self, arguments: dict[str, Any], context: ToolContext) -> ToolCoroutine | None:
         """Return the call on the cluster that the step names, not yet started. None if this process makes the call, as for stand-ins."""

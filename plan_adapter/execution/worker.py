@@ -152,6 +152,6 @@ def _with_loggers(arguments: dict[str, Any], logger: logging.Logger, *, clock: f
 
     def adapted(context: ToolContext) -> ToolContext:
         deadline = None if context.deadline is None else context.deadline + clock
-        return replace(context, logger=logger, redaction=None, deadline=deadline)
+        return replace(context, logger=logger, redaction=None, deadline=deadline, commands=None)
 
     return {name: adapted(value) if isinstance(value, ToolContext) else value for name, value in arguments.items()}

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
+from plan_adapter.commands import resolve_command
 from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
     HEIGHT,
@@ -32,7 +33,7 @@ from plan_adapter.options import Effect, Question
 from plan_adapter.plan import Step, flattened
 from plan_adapter.preview import Predictions, RollbackPreview, facts_of, preview_rollback
 from plan_adapter.readable import as_text, call_name, code, counted, duration, listed, moment, prose, words
-from plan_adapter.record import Attempt, GroupItem
+from plan_adapter.record import Attempt, GroupItem, StartedCommand
 from plan_adapter.rounds import RoundRecord
 from plan_adapter.status import StepStatus
 from plan_adapter.validation import BoundPlan, ValidatedPlan
@@ -244,10 +245,13 @@ _ABORT_ENDS_RUN = "the run ends here, as cancelled. The outcome stays unknown, s
 _ABORT_ENDS_ROLLBACK = "nothing else is undone. The outcome stays unknown, and this call is not repeated until somebody records its outcome"
 
 
-def outcome_text(bound: BoundPlan, step: Step, attempt: Attempt, *, why: str, made_by: str | None, run_id: str) -> str:
+def outcome_text(
+    bound: BoundPlan, step: Step, attempt: Attempt, *, why: str, made_by: str | None, run_id: str, commands: Sequence[StartedCommand] = ()
+) -> str:
     """Return the text that asks how `attempt` ended: what it called, when it started, and what each answer does.
 
-    `made_by` names the start of the run that made the attempt, and its process. `why` says why the outcome is unknown.
+    `made_by` names the start of the run that made the attempt, and its process. `why` says why the outcome is unknown. `commands` are those
+    that the attempt started.
     """
     validated, is_rollback = bound.validated, attempt.kind == "rollback"
     template = validated.rollbacks[step.id].parameters if is_rollback else validated.parameters[step.id]
@@ -256,9 +260,13 @@ def outcome_text(bound: BoundPlan, step: Step, attempt: Attempt, *, why: str, ma
     first = heading_lines(f"How did {words(call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind))} end?", description)
     asked = [
         f"Attempt {attempt.number} of this write was interrupted, and its outcome was not recorded. "
-        f"It called {code(attempt.tool_name)} with:",
+        + "".join(f"Its command **{words(command.in_words)}**. " for command in commands)
+        + f"It called {code(attempt.tool_name)} with:",
         "",
     ]
+    running = any(command.state == "running" for command in commands)
+    end = resolve_command(run_id, (attempt.step_id, attempt.item), "again", label=attempt.label, kind=attempt.kind)
+    refused = f"; refused while its command runs: {code(f'{end} --end')} ends the command first" if running else ""
     answers = ["Check whether the change was made, then answer: **done**, **again** (it was not done) or **abort**.", ""]
     arguments = mask.redact_parameters(attempt.tool_name, attempt.parameters)
     shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *answers]), MIN_CALL_HEIGHT))
@@ -273,7 +281,7 @@ def outcome_text(bound: BoundPlan, step: Step, attempt: Attempt, *, why: str, ma
         "### What each answer does",
         "",
         "- **done**: the call is not repeated. Later steps get the result that you enter (JSON, empty for none)",
-        "- **again**: the call is repeated" + (", after another approval" if attempt.approval_id is not None else ""),
+        "- **again**: the call is repeated" + (", after another approval" if attempt.approval_id is not None else "") + refused,
         f"- **abort**: {_ABORT_ENDS_ROLLBACK if is_rollback else _ABORT_ENDS_RUN}",
         "",
         "Your answer is recorded as a receipt with your name. It approves nothing.",

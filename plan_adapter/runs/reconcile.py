@@ -37,16 +37,22 @@ async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
     if not _has_stopped(run):
         return None
     rollback_due = await is_rollback_due(run, store)
+    running = [command for command in await store.outcomes.commands(run.id) if command.state == "running"]
+    still = "".join(f"; the command of `{command.call}` {command.in_words}" for command in running)
     if unknown := await store.outcomes.unknown(run.id):
         first = unknown[0]
         called = listed(list(dict.fromkeys(call_in_words(attempt.step_id, attempt.kind) for attempt in unknown)), MAX_NAMES)
-        message = f"{'its process died; ' if has_died else ''}the outcome of {called} is unknown"
+        message = f"{'its process died; ' if has_died else ''}the outcome of {called} is unknown{still}"
         rollback_due = rollback_due or is_rolled_back(await store.get(run.digest), await store.ledger.history(run.id))
         next_command = rollback_command(run) if rollback_due else resume_command(run)
         return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), next_command)
     if not has_died:
         return None
-    message = "its process died; no outcome is unknown"
+    message = f"its process died; no outcome is unknown{still}"
+    if running:
+        first = running[0].attempt
+        end = resolve_command(run.id, (first.step_id, first.item), "again", label=first.label, kind=first.kind)
+        message += f" (wait until it has ended, or `{end} --end` ends it)"
     if rollback_due:
         return Advice(message, rollback_command(run), None, effect="rolls the run back")
     return Advice(message, resume_command(run), None)

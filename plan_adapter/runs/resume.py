@@ -1,6 +1,6 @@
 """Decides whether a recorded run can be resumed, and resumes its steps or its interrupted rollback."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from plan_adapter.execution.rollback_status import aborted_steps
 from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.gates.approval import approved_plan, refuse_operation
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun
+from plan_adapter.record import PlanRun, StartedCommand
 from plan_adapter.runs.approval import end_overdue, is_answered, missing_approval_error, open_detached_gate, refuse_approver
 from plan_adapter.runs.cancel import apply_cancellation, is_cancelled
 from plan_adapter.runs.clusters import refuse_without_dask
@@ -26,6 +26,7 @@ from plan_adapter.runs.rollback import refuse_unknown_outcome_to_roll_back, roll
 from plan_adapter.runs.secrets import refuse_missing_secrets
 from plan_adapter.runs.session import RunRequest, RunSession, look_up_secrets_on, opened_store, server_of
 from plan_adapter.runs.start import RunAction, create_run, execute_run, execute_session, prefect_backend
+from plan_adapter.runs.started_commands import refuse_running_commands
 from plan_adapter.runs.tool_drift import adopt_tools, bind_recorded_plan, has_same_plan_and_inputs, refuse_changed_tools
 from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
@@ -51,15 +52,25 @@ async def refuse_missing_requirements(bound: BoundPlan, run: PlanRun, history: R
 
 
 def resume_action(
-    run: PlanRun, plan: ExecutionPlan, history: RunHistory, last_reason: RunReason | None, *, options: ResumeOptions | None = None
+    run: PlanRun,
+    plan: ExecutionPlan,
+    history: RunHistory,
+    last_reason: RunReason | None,
+    *,
+    commands: Sequence[StartedCommand],
+    options: ResumeOptions | None = None,
 ) -> RunAction:
     """Return the action that resumes `run`: `execute_run` for its steps, or `roll_back` for an interrupted rollback.
 
-    Call `refuse_resume` first. `last_reason` is the last reason that an owner recorded for the end of the run. Raises RunConflictError if
-    nothing can be resumed.
+    Call `refuse_resume` first. `last_reason` is the last reason that an owner recorded for the end of the run; `commands` are those that
+    its attempts started. Raises RunConflictError if nothing can be resumed, and if a call would be repeated while its command still runs.
     """
-    action = _action_for(run, plan, history, last_reason)
-    _refuse_aborted_steps(run, plan, history, skipped=(options or ResumeOptions()).all_skipped(history.skipped))
+    action, skipped = _action_for(run, plan, history, last_reason), (options or ResumeOptions()).all_skipped(history.skipped)
+    _refuse_aborted_steps(run, plan, history, skipped=skipped)
+    if action is execute_run:  # which also rolls back failed items
+        refuse_running_commands(run, history, commands, skipped=skipped)
+    else:
+        refuse_running_commands(run, history, commands, kinds=("rollback",))
     return action
 
 
@@ -164,7 +175,7 @@ async def execute_resume(
         await refuse_resume(run, opened)  # before looking in Prefect, which notifies a live owner itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, run_request):
             return await opened.run(run.id)
-        action = resume_action(run, plan, history, recorded.last_reason, options=options)
+        action = resume_action(run, plan, history, recorded.last_reason, commands=recorded.commands, options=options)
         if action is not execute_run:
             refuse_rollback_elsewhere(run, run_request.settings)
         elif not here:
@@ -221,7 +232,8 @@ async def execute_in_flow(
             else:
                 bound = in_folder(bound, run.folder)
             history = await opened.ledger.history(run.id)
-            action = resume_action(run, bound.validated.plan, history, await opened.ledger.reason(run.id))
+            commands = await opened.outcomes.commands(run.id)
+            action = resume_action(run, bound.validated.plan, history, await opened.ledger.reason(run.id), commands=commands)
             if action is not execute_run:
                 bound = await with_approved_rollbacks(bound, run, history, opened)
             else:

@@ -27,6 +27,7 @@ from plan_adapter.runs.operator_requests import record_operator_request
 from plan_adapter.runs.permissions import require_operator
 from plan_adapter.runs.session import RunRequest, RunSession, server_of
 from plan_adapter.runs.start import enable_outcome_gates, execute_finally_steps, execute_rollback, execute_session, scope_of
+from plan_adapter.runs.started_commands import refuse_running_commands
 from plan_adapter.runs.tool_drift import bind_recorded_plan, describe_tool_changes, find_changed_tools
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store.revisions import Revision
@@ -185,6 +186,7 @@ async def rollback_run(
     run = await store.run(run.id)
     history = await store.ledger.history(run.id)
     refuse_unknown_outcome_to_roll_back(run, history)
+    refuse_running_commands(run, history, await store.outcomes.commands(run.id), kinds=("rollback",))
     if not units_to_roll_back(plan, history) and not was_interrupted:
         return run
     if tools is None:

@@ -271,7 +271,9 @@ class OutcomeGates:
         bound, store = self.approved.bound, self.keeper.store
         policy = await store.policy.effective(self.keeper.run_request.settings)
         gate_policy = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", step_id=attempt.step_id)
-        text = outcome_text(bound, step, attempt, why=unknown_outcome.why, made_by=await store.outcomes.start_of(attempt), run_id=run.id)
+        started = [command for command in await store.outcomes.commands(run.id) if command.attempt.id == attempt.id]
+        made_by = await store.outcomes.start_of(attempt)
+        text = outcome_text(bound, step, attempt, why=unknown_outcome.why, made_by=made_by, run_id=run.id, commands=started)
         digest = outcome_digest(attempt.id)
         return new_gate(
             run,

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, selec
 from plan_adapter.approvals import Approval, Gate, GateEnd, GatePolicy
 from plan_adapter.commands import answer_command
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
+from plan_adapter.host_process import HostProcess
 from plan_adapter.options import Input
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.store import audit, entries, leases
@@ -19,7 +20,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.database import Database, StorePart, reads, writes
 from plan_adapter.store.digests import json_row, new_salt
-from plan_adapter.store.leases import Claim, Owner
+from plan_adapter.store.leases import Claim
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.redaction import records
@@ -49,7 +50,7 @@ class Gates(StorePart):
 
     @writes
     def _open(self, connection: Connection, gate: Gate, claim: Claim | None, *, timeout_ms: int) -> Gate:
-        owner = Owner.this()
+        owner = HostProcess.this()
         run = _lock_run(connection, self.tenant_id, gate.run_id)
         at = and_(
             gates.c.run_id == gate.run_id,
@@ -64,7 +65,7 @@ class Gates(StorePart):
             leases.require(connection, gate.run_id, claim.epoch)
         kept = connection.execute(select(gates).where(at)).mappings().first()
         if kept is not None and kept["owner"] is not None and kept["owner"] != str(owner):
-            other = Owner.parse(kept["owner"])
+            other = HostProcess.parse(kept["owner"])
             if other.is_alive and not is_claimed:
                 raise RunConflictError(f"process {other.pid} on this host waits at this gate of run {gate.run_id}; answer there, or end it")
         signal(connection)
@@ -143,14 +144,14 @@ class Gates(StorePart):
     @writes
     def close(self, connection: Connection, gate_id: str, end: GateEnd) -> Gate:
         """Close the gate without an answer and return it. A closed gate, or one where another process waits, is returned unchanged."""
-        is_free = or_(gates.c.owner.is_(None), gates.c.owner == str(Owner.this()))
+        is_free = or_(gates.c.owner.is_(None), gates.c.owner == str(HostProcess.this()))
         _close_one(connection, and_(_has_id(gate_id, self.tenant_id), _is_open(), is_free), end)
         return _find(connection, self.tenant_id, gate_id)
 
     @writes
     def leave(self, connection: Connection, gate_id: str) -> None:
         """Record that this process no longer waits at the gate, so that another one can. The gate stays open."""
-        mine = (_has_id(gate_id, self.tenant_id), gates.c.owner == str(Owner.this()))
+        mine = (_has_id(gate_id, self.tenant_id), gates.c.owner == str(HostProcess.this()))
         connection.execute(update(gates).where(*mine).values(owner=None))
         signal(connection)
 
@@ -341,7 +342,7 @@ def _is_attended(owner: str | None) -> bool | None:
     """Return whether the process lives, or None for one on another host, where that is unknown."""
     if owner is None:
         return False
-    found = Owner.parse(owner)
+    found = HostProcess.parse(owner)
     return found.is_alive if found.is_here else None
 
 

@@ -1,22 +1,17 @@
-"""Leases: at most one process executes a run. `Owner` identifies that process and tells whether it is alive. Functions of a connection.
+"""Leases: at most one process executes a run, its owner. Functions of a connection.
 
 A lease has an epoch, which every process that takes the run increments. A process states its epoch when it writes about the run, and the
 transaction compares it. So a stalled process whose run was taken over writes nothing.
 """
 
-import json
-import os
-import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from plan_adapter.errors import LeaseLostError, RunConflictError
+from plan_adapter.host_process import HostProcess
 from plan_adapter.readable import moment
 from plan_adapter.store.columns import Clock, clock_of, now_of
 from plan_adapter.store.rows import Row
@@ -24,49 +19,6 @@ from plan_adapter.store.tables import leases
 
 GRACE_SECONDS = 15.0
 """How long after the end of a lease the run stays reserved. A slow owner may still renew in this time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """A process. `place` identifies host, boot and container; `started` tells processes with the same id apart."""
-
-    place: str
-    pid: int
-    started: str
-
-    @classmethod
-    def this(cls) -> "Owner":
-        """Return the calling process."""
-        return cls(_place(), os.getpid(), _start_of(os.getpid()) or "")
-
-    @classmethod
-    def parse(cls, text: str) -> "Owner":
-        """Return the process that `str(owner)` wrote."""
-        return cls(**json.loads(text))
-
-    def __str__(self) -> str:
-        """Return the process as JSON, for the store."""
-        return json.dumps(asdict(self))
-
-    @property
-    def host(self) -> str:
-        """The name of its host."""
-        return self.place.partition("/")[0]
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the process belongs to this host, this boot and this container. Nothing is known about others."""
-        return self.place == _place()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process is here and alive."""
-        return self.is_here and _start_of(self.pid) == self.started
-
-    @property
-    def has_died(self) -> bool:
-        """Whether the process was here and has ended."""
-        return self.is_here and not self.is_alive
 
 
 class Claim(NamedTuple):
@@ -84,12 +36,12 @@ def is_free(lease: Row | None, now: datetime) -> bool:
     """
     if lease is None or lease["owner"] is None:
         return True
-    return Owner.parse(lease["owner"]).has_died or lease["until"] + timedelta(seconds=GRACE_SECONDS) < now
+    return HostProcess.parse(lease["owner"]).has_died or lease["until"] + timedelta(seconds=GRACE_SECONDS) < now
 
 
 def owner_name(lease: Row) -> str:
     """Return a description of the owner of `lease`: its process id and host."""
-    owner = Owner.parse(lease["owner"])
+    owner = HostProcess.parse(lease["owner"])
     return f"process {owner.pid} on this host" if owner.is_here else f"process {owner.pid} on {owner.host}"
 
 
@@ -104,7 +56,7 @@ def of_runs(connection: Connection, run_ids: Collection[str]) -> Sequence[Row]:
     return connection.execute(select(leases).where(leases.c.run_id.in_(run_ids))).mappings().all()
 
 
-def take(connection: Connection, run_id: str, owner: Owner, *, context_columns: Mapping[str, str | None], seconds: float) -> Claim:
+def take(connection: Connection, run_id: str, owner: HostProcess, *, context_columns: Mapping[str, str | None], seconds: float) -> Claim:
     """Make `owner` the process that executes the run.
 
     The caller has locked the run. Raises RunConflictError if another process may be executing it.
@@ -152,41 +104,3 @@ def release_lease(connection: Connection, run_id: str, epoch: int | None = None)
 
 def _lost_error(run_id: str) -> LeaseLostError:
     return LeaseLostError(f"run {run_id} was taken over by another process: this process records nothing more about it")
-
-
-@cache
-def _place() -> str:
-    return "/".join((socket.gethostname(), _read("/proc/sys/kernel/random/boot_id"), _namespace()))
-
-
-def _namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:  # no /proc on this system
-        return ""
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
-
-
-def _start_of(pid: int) -> str | None:
-    """Return the process's start in clock ticks since boot, an empty text if unknown, or None if there is no such process."""
-    if not Path("/proc/self/stat").exists():
-        return "" if _process_exists(pid) else None
-    # The second field, the command, may contain spaces and parentheses.
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if fields and fields[0] != "Z" else None
-
-
-def _process_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -11,17 +11,18 @@ from plan_adapter.approvals import Approval
 from plan_adapter.canonical import canonical_document
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
+from plan_adapter.host_process import HostProcess
 from plan_adapter.options import CallKind
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun, RunContext
+from plan_adapter.record import PlanRun, RunContext, StartedCommand
 from plan_adapter.status import PlanStatus, RunReason, StepStatus
-from plan_adapter.store import approvals, audit, concurrency, entries, gates, leases, operator_requests, plans, steps, tombstones
+from plan_adapter.store import approvals, audit, concurrency, entries, gates, leases, operator_requests, outcomes, plans, steps, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import clock_of, database_now, now_of
 from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.database import Database, StorePart, reads, writes
 from plan_adapter.store.digests import instant_text, json_row, new_salt
-from plan_adapter.store.leases import Claim, Owner
+from plan_adapter.store.leases import Claim
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.recorder import StoreRecorder
 from plan_adapter.store.redaction import records, redactor_of, refuse_secrets
@@ -39,6 +40,7 @@ class RunSnapshot(NamedTuple):
     run: PlanRun
     plan: ExecutionPlan
     history: RunHistory
+    commands: list[StartedCommand]
     last_reason: RunReason | None  # the reason recorded by the last process that executed the run, even if that process was interrupted
     has_open_gates: bool
 
@@ -122,7 +124,7 @@ class RunLedger(StorePart):
         if row is None:
             raise RunConflictError(f"there is no run {run.id}")
         tombstones.refuse_erased(connection, run.id)
-        owner = Owner.this()
+        owner = HostProcess.this()
         claim = leases.take(connection, run.id, owner, context_columns=context_columns(run), seconds=self.lease_seconds)
         written = {**_mutable_columns(run), "cancel_reason": None, "cancel_requested_at": None, "cancel_rollback": None}
         written |= {"claimed_at": database_now(), "updated_at": database_now()}
@@ -245,6 +247,7 @@ class RunLedger(StorePart):
             run,
             plan=plans.of_run(connection, row),
             history=_history_of(connection, run.id),
+            commands=outcomes.commands_of(connection, run.id),
             last_reason=recorded_reason(row),
             has_open_gates=run.completed_at is None and gates.are_open(connection, run.id),  # an ended run has none
         )

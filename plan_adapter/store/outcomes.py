@@ -4,23 +4,26 @@ A resolution is stored as a receipt that names the person.
 """
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from pydantic import JsonValue
-from sqlalchemy import Connection, Select, insert, select, update
+from sqlalchemy import Connection, Select, insert, or_, select, update
 
 from plan_adapter.approvals import Resolution
+from plan_adapter.commands import resolve_command
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
 from plan_adapter.execution.rollback_units import rolled_back_items
+from plan_adapter.host_process import HostProcess, marked_leaders
 from plan_adapter.options import CallKind
 from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.readable import call_in_words, call_name
-from plan_adapter.record import ABORTED, Attempt, Receipt
+from plan_adapter.record import ABORTED, Attempt, Receipt, StartedCommand
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store import audit, entries, gates, plans, runs
 from plan_adapter.store.changes import signal
@@ -30,7 +33,7 @@ from plan_adapter.store.digests import json_row
 from plan_adapter.store.redaction import records
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_columns, context_of, receipt_row
 from plan_adapter.store.steps import history_of, labels_of
-from plan_adapter.store.tables import attempts, receipts, step_runs
+from plan_adapter.store.tables import attempts, commands, receipts, step_runs
 from plan_adapter.store.tables import audit as audit_log
 from plan_adapter.store.tables import runs as run_table
 
@@ -91,6 +94,14 @@ class UnknownOutcomes(StorePart):
         return _find_unknown(connection, plans.seen_by(self.tenant_id, select(attempts).where(attempts.c.run_id.in_(unfinished)), attempts))
 
     @reads
+    def commands(self, connection: Connection, run_id: str) -> list[StartedCommand]:
+        """Return the commands of a run's attempts that no tool has recorded an end of, in the order in which the attempts started.
+
+        A person may have resolved such an attempt. Which of the commands still run is only known of those on this host.
+        """
+        return commands_of(connection, runs.id_of(connection, self.tenant_id, run_id))
+
+    @reads
     def start_of(self, connection: Connection, attempt: Attempt) -> str | None:
         """Return a description of the start of the run and the process that made `attempt`, or None if the audit log has no start."""
         same = (audit_log.c.run_id == attempt.run_id, audit_log.c.kind == "run_started", audit_log.c.at <= attempt.started_at)
@@ -114,10 +125,10 @@ class UnknownOutcomes(StorePart):
         cancelled.
 
         Two more cases are allowed: `done` for a call that has not succeeded, because somebody did it by hand; and `again` for a call that
-        was aborted with an unknown outcome, or for an idempotent write that may have been done.
+        was aborted with an unknown outcome, or for a read or an idempotent write that was interrupted.
 
         Raises RunConflictError if a process executes the run and does not ask about this call, for any other resolution of a call whose
-        outcome is known, and if an item must be named.
+        outcome is known, if an item must be named, and for `again` while a command of the call still runs on this host.
         """
         call = CallPlace(step_id, item, kind)
         run, ended_at = runs.lock_run(connection, self.tenant_id, run_id), now_of(connection)
@@ -126,6 +137,8 @@ class UnknownOutcomes(StorePart):
             raise RunConflictError(
                 f"another attempt of `{call.name()}` in run {run['id']} has an unknown outcome now: look again, and record that one"
             )
+        if record.resolution == "again":
+            refuse_running(connection, run["id"], call._replace(item=attempt.item))
         audit_entries = list[entries.Entry]()
         if digest != outcome_digest(attempt.id):
             begun = {**context_columns(context_of(run)), **attempt_row(attempt)}
@@ -173,6 +186,22 @@ class UnknownOutcomes(StorePart):
         return _resolved_attempt(connection, self.tenant_id, run, call, resolution, at=now_of(connection))[1]
 
 
+def commands_of(connection: Connection, run_id: str) -> list[StartedCommand]:
+    """Return the commands of a run's attempts that no tool has recorded an end of, in the order in which the attempts started."""
+    unended = or_(receipts.c.run_id.is_(None), receipts.c.by.is_not(None))
+    query = select(attempts).outerjoin_from(attempts, receipts).where(attempts.c.run_id == run_id, unended)
+    found = [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
+    if not found:
+        return []
+    recorded = defaultdict[str, list[HostProcess]](list)
+    for attempt_id, process in connection.execute(select(commands.c.attempt_id, commands.c.process).where(commands.c.run_id == run_id)):
+        recorded[attempt_id].append(HostProcess.parse(process))
+    if any(attempt.id not in recorded for attempt in found):  # a process may die after it has started a command, before it is recorded
+        for attempt_id, process in marked_leaders().items():
+            recorded[attempt_id] = recorded.get(attempt_id) or [process]
+    return [StartedCommand(attempt, process) for attempt in found for process in recorded.get(attempt.id, ())]
+
+
 def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
     """Return the writes of a run whose outcome is unknown, in the order in which they started."""
     return _find_unknown(connection, select(attempts).where(attempts.c.run_id == run_id))
@@ -215,6 +244,18 @@ def _resolved_attempt(
         return by_hand, by_hand_digest(run_id=run["id"], step_id=call.step_id, item=call.item, number=by_hand.number, kind=call.kind)
     attempt = _named_attempt(unknown, run["id"], call)
     return attempt, outcome_digest(attempt.id)
+
+
+def refuse_running(connection: Connection, run_id: str, call: CallPlace) -> None:
+    """Raise RunConflictError while a command of the call still runs on this host: `again` would run it twice at once."""
+    for command in commands_of(connection, run_id):
+        attempt = command.attempt
+        if (attempt.step_id, attempt.item, attempt.kind) == call and command.state == "running":
+            again = resolve_command(run_id, call.unit, "again", label=attempt.label, kind=call.kind)
+            raise RunConflictError(
+                f"`{command.call}` in run {run_id} {command.in_words}, so it is not called again: wait until it has ended, or "
+                f"`{again} --end` ends it first"
+            )
 
 
 def _attempts_of_call(unknown: Sequence[Attempt], call: CallPlace) -> list[Attempt]:
@@ -278,9 +319,9 @@ def _refuse_rolled_back_item(plan: ExecutionPlan, step: Step, call: CallPlace, h
 
 
 def _may_be_repeated(connection: Connection, run_id: str, call: CallPlace) -> bool:
-    """Return whether the call was aborted with an unknown outcome and not resolved since, or is an interrupted idempotent write."""
+    """Return whether the call was aborted with an unknown outcome and not resolved since, or is an interrupted read or idempotent write."""
     made = history_of(connection, run_id).calls(call.kind)
-    return call.unit in made.aborted or call.unit in made.repeatable
+    return call.unit in {*made.aborted, *made.repeatable, *made.interrupted_reads}
 
 
 def _named_attempt(unknown: Sequence[Attempt], run_id: str, call: CallPlace) -> Attempt:

@@ -11,15 +11,16 @@ from sqlalchemy import Connection, TextClause, bindparam, insert, select, text
 
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, StoreError
+from plan_adapter.host_process import HostProcess
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.store import audit, entries, leases, permission
 from plan_adapter.store.columns import Clock
 from plan_adapter.store.database import Database
 from plan_adapter.store.digests import JsonRow, json_row
 from plan_adapter.store.patience import PatientDatabase
-from plan_adapter.store.rows import attempt_row, context_columns, end_row, receipt_row
+from plan_adapter.store.rows import attempt_row, command_row, context_columns, end_row, receipt_row
 from plan_adapter.store.steps import calls_of_item
-from plan_adapter.store.tables import approvals, attempts, receipts, step_runs
+from plan_adapter.store.tables import approvals, attempts, commands, receipts, step_runs
 
 GATHER_SECONDS = 0.01
 """How long a receipt waits for an intent to share its commit."""
@@ -43,11 +44,12 @@ class _Batch:
     intents: list["_Intent"] = field(default_factory=list["_Intent"])
     receipts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     ends: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    commands: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     waiting: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
 
     @property
     def is_empty(self) -> bool:
-        return not (self.intents or self.receipts or self.ends or self.waiting)
+        return not (self.intents or self.receipts or self.ends or self.commands or self.waiting)
 
     def add_waiters(self, later: "_Batch") -> None:
         """Move the waiters of `later` to this batch."""
@@ -71,6 +73,8 @@ class _Batch:
             connection.execute(_INSERT_RECEIPTS, self.receipts)
         if self.ends:
             connection.execute(_UPSERT_ENDS, self.ends)
+        if self.commands:
+            connection.execute(_INSERT_COMMANDS, self.commands)
         audit_entries = [entries.of_receipt(json_row(receipts, row)) for row in self.receipts]
         audit_entries += [entries.of_step(json_row(step_runs, row)) for row in self.ends if row["completed_at"] is not None]
         audit_entries += [entries.of_use(row) for row in _used_approvals(connection, unused)] if unused else []
@@ -125,6 +129,11 @@ class StoreRecorder:
         self._batch.receipts.append({**self._context_columns, **receipt_row(receipt)})
         self._write_later()
 
+    def command_started(self, attempt: Attempt, process: HostProcess) -> None:
+        """Queue the process of a command that the tool of `attempt` has started."""
+        self._batch.commands.append({**self._context_columns, **command_row(attempt, process)})
+        self._write_later()
+
     def step_ended(self, step: StepRun) -> None:
         """Queue the end of a step in its current state."""
         self._batch.ends.append({**self._context_columns, "run_id": self._run_id, **end_row(step)})
@@ -175,6 +184,8 @@ class StoreRecorder:
             refused = await self._database.write(batch.write)
             if batch.receipts:
                 reached("after-receipt")
+            for row in batch.commands:
+                reached("command-recorded", row["attempt_id"])
         except BaseException as error:
             self._failure = _as_store_error(error)
             batch.add_waiters(self._batch)
@@ -219,6 +230,7 @@ def _used_approvals(connection: Connection, approval_ids: Sequence[str]) -> list
 
 _INSERT_ATTEMPTS = insert(attempts)
 _INSERT_RECEIPTS = insert(receipts)
+_INSERT_COMMANDS = insert(commands)
 
 
 def _upsert_ends() -> TextClause:

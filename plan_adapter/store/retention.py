@@ -25,6 +25,7 @@ from plan_adapter.store.tables import (
     approvals,
     attempts,
     audit,
+    commands,
     concurrency_keys,
     receipts,
     revisions,
@@ -46,7 +47,7 @@ PAGE = 200
 
 ALTERED = "record does not verify"
 
-_TABLES = (receipts, attempts, step_runs, approvals, gate_table, revisions, lease_table, concurrency_keys, audit)
+_TABLES = (receipts, commands, attempts, step_runs, approvals, gate_table, revisions, lease_table, concurrency_keys, audit)
 """The tables with rows of a run besides `runs`, each after those that refer to it."""
 
 

@@ -8,6 +8,7 @@ from pydantic import JsonValue
 from sqlalchemy import ColumnElement, RowMapping, or_
 
 from plan_adapter.approvals import Approval
+from plan_adapter.host_process import HostProcess
 from plan_adapter.record import MIN_END_CHARACTERS, Attempt, GroupItem, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
 from plan_adapter.status import Outcome, StepStatus
 from plan_adapter.store.digests import new_salt
@@ -76,6 +77,19 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
         "label": attempt.label,
         "kind": attempt.kind,
         "salt": new_salt(),
+    }
+
+
+def command_row(attempt: Attempt, process: HostProcess) -> dict[str, Any]:
+    """Return the row of a command that the tool of `attempt` started, without its context columns."""
+    return {
+        "run_id": attempt.run_id,
+        "step_id": attempt.step_id,
+        "kind": attempt.kind,
+        "item": item_column(attempt.item),
+        "number": attempt.number,
+        "process": str(process),
+        "attempt_id": attempt.id,
     }
 
 

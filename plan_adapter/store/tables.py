@@ -294,6 +294,20 @@ receipts = Table(
     sqlite_with_rowid=False,
 )
 
+commands = Table(
+    "commands",
+    metadata,
+    *_attempt_key(),  # of the attempt whose tool started it
+    Column("process", Text, primary_key=True),  # a `HostProcess`
+    *_context_columns(),
+    Column("attempt_id", Text, nullable=False),
+    ForeignKeyConstraint(
+        ["run_id", "step_id", "kind", "item", "number"],
+        ["attempts.run_id", "attempts.step_id", "attempts.kind", "attempts.item", "attempts.number"],
+    ),
+    sqlite_with_rowid=False,
+)
+
 approvals = Table(
     "approvals",
     metadata,

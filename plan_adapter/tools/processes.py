@@ -14,12 +14,11 @@ from logging import Logger
 from pathlib import Path
 from typing import IO
 
+from plan_adapter.crash_points import reached
 from plan_adapter.credentials import environment_without_credentials
 from plan_adapter.errors import ToolError
+from plan_adapter.host_process import MARKER, TERM_SECONDS
 from plan_adapter.tools.tool import Redaction, ToolContext
-
-TERM_SECONDS = 2.0
-"""How long a cancelled group may take to end after SIGTERM before it receives SIGKILL."""
 
 STRAGGLER_SECONDS = 0.5
 """How long to wait for output after the command has ended. A process that inherited the pipe may hold it open forever."""
@@ -46,10 +45,16 @@ async def run_group(
 ) -> CommandResult:
     """Run a command to its end, and log its output lines to the step's log. Raises ToolError if it cannot be started.
 
+    The record names the process and its host, so that a command that outlives its run is found.
+
     On cancellation, it ends the whole group before it returns: SIGTERM, then SIGKILL. If the command ends by itself, processes that it left
     in the background are not touched.
     """
-    process = _start(argv, cwd=cwd, env=env, stdin=stdin)
+    marker = {} if context.commands is None else {MARKER: context.commands.command_marker}
+    process = _start(argv, cwd=cwd, env={**env, **marker}, stdin=stdin)
+    if context.commands is not None:
+        reached("command-started", context.commands.command_marker)
+        context.commands.command_started(process.pid)
     loop = asyncio.get_running_loop()
     exited = _watch_exit(process, loop)
     outputs = [Output(pipe, context, loop) for pipe in (process.stdout, process.stderr) if pipe is not None]

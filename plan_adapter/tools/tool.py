@@ -48,6 +48,19 @@ class Redaction(Protocol):
         ...
 
 
+class CommandLog(Protocol):
+    """Records the commands that a call starts, so that one that outlives its run is found."""
+
+    @property
+    def command_marker(self) -> str:
+        """The text by which a command of this attempt is recognized: its variable `host_process.MARKER`."""
+        ...
+
+    def command_started(self, pid: int) -> None:
+        """Record that process `pid` is a command of this attempt. It leads a session. Never blocks."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """What a tool can know about the call."""
@@ -65,6 +78,7 @@ class ToolContext:
     kind: CallKind = "step"  # `rollback`: the call rolls back the step
     answer: JsonValue = None  # to the question of the step, by field
     permissions: frozenset[str] = frozenset()  # those that the plan gives to its tools
+    commands: CommandLog | None = field(default=None, repr=False, compare=False)  # None in another process
 
     def redact(self, text: str) -> str:
         """Return `text` with `***` in place of every secret of the run. Call it before cutting text: half a secret cannot be found."""

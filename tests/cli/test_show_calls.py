@@ -28,6 +28,7 @@ def test_each_step_shows_its_resolved_parameters_attempts_and_durations(plan: Pl
         "by": None,
         "known_by": None,
         "note": None,
+        "command": None,
     }
     assert greeted["duration_ms"] >= 0
     assert (failed["parameters"], failed["attempts"], failed["max_attempts"]) == ({"text": "坏了"}, 3, 3)

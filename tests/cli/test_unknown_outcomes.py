@@ -1,6 +1,8 @@
 """Tests of `plan show`, `gates`, `resolve` and `cancel` for runs with an unknown outcome, and of the commands they suggest."""
 
+import re
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -39,19 +41,31 @@ def slow(effect: str = "write", *, seconds: float = 60, timeout: int = 0) -> str
     return "plan.yaml"
 
 
+def until_it_runs() -> None:
+    """Return once the command of the second step runs."""
+    while not Path("begun").exists():
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("effect", ["write", "read"])
 def test_show_suggests_the_next_command_for_a_killed_run(effect: str, processes: Processes, plan: Plan) -> None:
     process = processes.start("run", slow(effect), "--offline")
-    line_with(process.stderr, "slow: started")
+    until_it_runs()
     process.kill()
     process.wait()
     run_id = plan("runs", "--json").lines[0]["id"]
     hint = plan("show", run_id).err
     if effect == "read":
-        assert hint == f"its process died; no outcome is unknown: `plan resume {run_id} --offline` resumes the run\n"
+        ends = rf"wait until it has ended, or `plan resolve {run_id} slow again --end` ends it"
+        assert hint.startswith("its process died; no outcome is unknown; the command of `slow` still runs here, pid ")
+        assert hint.endswith(f" ({ends}): `plan resume {run_id} --offline` resumes the run\n")
+        assert ends in plan("resume", run_id, "--offline").err
+        assert "ended its command, pid " in plan("resolve", run_id, "slow", "again", "--end").err
+        assert plan("show", run_id).err == f"its process died; no outcome is unknown: `plan resume {run_id} --offline` resumes the run\n"
         return
-    assert hint == (
-        f"its process died; the outcome of `slow` is unknown: record it with "
+    pid = plan("show", run_id, "--json").run["steps"][1]["calls"][0]["command"].split("pid ")[1].split(",")[0]
+    assert re.sub(r", \d+ m?s:", ":", hint) == (
+        f"its process died; the outcome of `slow` is unknown; the command of `slow` still runs here, pid {pid}: record it with "
         f"`plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`\n"
     )
 
@@ -157,7 +171,7 @@ def test_an_outcome_can_still_be_recorded_after_abort_and_the_run_resumes(plan: 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["cancelled", "killed"])
 def test_every_hint_of_a_run_to_be_rolled_back_suggests_the_rollback(is_killed: bool, processes: Processes, plan: Plan) -> None:
     process = processes.start("run", slow(), "--offline")
-    line_with(process.stderr, "slow: started")
+    until_it_runs()
     run_id = plan("runs", "--json").lines[0]["id"]
     if is_killed:
         process.kill()
@@ -175,7 +189,7 @@ def test_every_hint_of_a_run_to_be_rolled_back_suggests_the_rollback(is_killed: 
     assert plan("show", run_id).err.endswith(f"record it with {resolve}\n")
     assert f"then {undo}" in plan("cancel", run_id, "--rollback", "--offline").err
     hint = f"{undo} rolls the run back; to finish it instead, {finish}\n"
-    assert plan("resolve", run_id, "slow", "done").err == hint
+    assert plan("resolve", run_id, "slow", "done", "--end").err.endswith(hint)
     assert plan("show", run_id).err == hint
     assert plan("cancel", run_id, "--rollback", "--offline").code == 0
     assert (Path("prepared").exists(), Path("slow-undone").exists(), plan("show", run_id).err) == (False, True, "")

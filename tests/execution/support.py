@@ -24,6 +24,7 @@ from plan_adapter.execution.status import ending_of
 from plan_adapter.gates.approval import approval_not_required, approved_plan
 from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Event, Hooks
+from plan_adapter.host_process import HostProcess
 from plan_adapter.plan import ExecutionPlan, new_id
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.status import PlanStatus
@@ -39,6 +40,7 @@ class MemoryRecorder:
     attempts: list[Attempt] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)
     ended: list[StepRun] = field(default_factory=list)
+    commands: list[tuple[str, int]] = field(default_factory=list)  # the id of the attempt, and the process
     fail_at: int | None = None
 
     def now(self) -> datetime:
@@ -52,6 +54,9 @@ class MemoryRecorder:
 
     def receipt(self, receipt: Receipt) -> None:
         self.receipts.append(receipt)
+
+    def command_started(self, attempt: Attempt, process: HostProcess) -> None:
+        self.commands.append((attempt.id, process.pid))
 
     def step_ended(self, step: StepRun) -> None:
         self.ended.append(step)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
-from tests.faults.harness import GOAL_TARGETS, TARGETS, InOrder, random_fault, run_trial
+from tests.faults.harness import ALL_TARGETS, InOrder, random_fault, run_trial
 from tests.faults.races import RACES, race
 from tests.faults.shares import AIMED, AIMED_TARGETS, Share, run_share
 from tests.postgres import running_server
@@ -59,12 +59,11 @@ def _all(count: int, seed: int, stores: Sequence[str | None], folder: Path, *, w
             total.processes, total.trials = total.processes + part.processes, total.trials + part.trials
     asyncio.run(total.run_missed())
     done, raced = total.done, total.raced
-    targets = (*TARGETS, *GOAL_TARGETS)
-    for point, detail in targets:
+    for point, detail in ALL_TARGETS:
         print(f"{done[point, detail]:6}  {point}" + (f" ({detail})" if detail else ""))
     for kind in RACES:
         print(f"{raced[kind.__name__]:6}  {kind.__name__}")
-    missed = [target for target in targets if not done[target]] + [kind.__name__ for kind in RACES if not raced[kind.__name__]]
+    missed = [target for target in ALL_TARGETS if not done[target]] + [kind.__name__ for kind in RACES if not raced[kind.__name__]]
     seconds = time.monotonic() - began
     kills = f"{done.total()} kills, {total.in_goal_runs} of them in runs with goals"
     counts = f"{kills}, {raced.total()} races, {total.trials} runs, {total.processes} processes, {len(total.violations)} violations"

@@ -12,11 +12,11 @@ from plan_adapter.execution import history as run_history
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.execution.status import Ending
 from plan_adapter.record import Attempt, Receipt
-from plan_adapter.runs import ending, step_gates
+from plan_adapter.runs import ending, resume, step_gates
 from plan_adapter.status import Outcome, PlanStatus
 from plan_adapter.store import audit, leases, outcomes, permission, recorder
 from plan_adapter.store.tables import leases as lease_table
-from tests.faults.plans import Scenario
+from tests.faults.plans import Scenario, has_commands
 
 Target = tuple[CrashPoint, str | None]
 
@@ -49,6 +49,10 @@ def _history_is_changed(change: Callable[[run_history.RunHistory], run_history.R
         run_history.RunHistory.of = lambda attempts, receipts: change(original(attempts, receipts))
 
     return breaks
+
+
+def _running_commands_are_not_refused() -> None:
+    resume.refuse_running_commands = outcomes.refuse_running = lambda *_, **__: None
 
 
 def _keys_depend_on_the_attempt() -> None:
@@ -223,6 +227,12 @@ VARIANTS: dict[str, Variant] = {
         frozenset({"twice"}),
         at=(AFTER_WRITE, ("after-effect", "finally write")),
         where=lambda scenario: scenario.resumes_first and any(step.tool_name == "write" for step in scenario.plan.finally_),
+    ),
+    "a command that still runs is repeated": Variant(
+        _running_commands_are_not_refused,
+        frozenset({"overlap"}),
+        at=(("command-started", None), ("command-recorded", None)),
+        where=lambda scenario: has_commands(scenario.plan),
     ),
     "idempotency keys depend on the attempt": Variant(
         _keys_depend_on_the_attempt, frozenset({"key"}), at=(("after-effect", "idempotent_write"),)

@@ -130,7 +130,7 @@ def execute_order(order: Order, pipe: Connection) -> None:
     faulthandler.register(STACKS, log, all_threads=True, chain=True)  # also when no Python code runs any more
     logging.basicConfig(level=logging.INFO, force=True)
     os.environ |= environment_of(order)
-    crash_points.listener = Listener(order.fault, pipe) if order.fault is not None else None
+    crash_points.listener = Listener(order.fault, pipe)
     if order.lease is not None:
         leases.GRACE_SECONDS = order.lease[1]
     if order.variant is not None:
@@ -169,26 +169,31 @@ def environment_of(order: Order) -> dict[str, str]:
 
 
 class Listener:
-    """Kills or stops this process at its fault."""
+    """Kills or stops this process at its fault, if it has one. Lets its commands end once their processes are recorded."""
 
-    def __init__(self, fault: Fault, pipe: Connection) -> None:
+    def __init__(self, fault: Fault | None, pipe: Connection) -> None:
         self._fault = fault
         self._pipe = pipe
         self._seen = 0
         self.store: PlanStore | None = None
 
     def __call__(self, point: CrashPoint, detail: str) -> None:
-        if point != self._fault.point or self._fault.detail not in (None, detail):
-            return
-        self._seen += 1
-        if self._seen != self._fault.number:
-            return
+        if not self._is_fault(point, detail):
+            return HERE.release(detail) if point == "command-recorded" else None
+        assert self._fault is not None
         if not self._fault.stops:
             self._pipe.send(REACHED)
             os.kill(os.getpid(), signal.SIGKILL)
         self._wait_for_transactions()
         self._pipe.send(STOPPED)
         os.kill(os.getpid(), signal.SIGSTOP)
+        return None
+
+    def _is_fault(self, point: CrashPoint, detail: str) -> bool:
+        if self._fault is None or point != self._fault.point or self._fault.detail not in (None, detail):
+            return False
+        self._seen += 1
+        return self._seen == self._fault.number
 
     def _wait_for_transactions(self) -> None:
         """Return when no transaction is open or pending: it would block the database for other processes while this one sleeps.

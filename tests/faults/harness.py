@@ -21,6 +21,7 @@ from plan_adapter.options import Effect
 from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.record import RunContext
 from plan_adapter.runner import arevise_run
+from plan_adapter.runs.started_commands import end_command
 from plan_adapter.status import RunReason
 from plan_adapter.validation import validate
 from tests.faults.check import units_of, violations
@@ -30,7 +31,7 @@ from tests.faults.evidence import Evidence, Violation
 from tests.faults.goals import ALWAYS, effects_of, may_fail, model_calls
 from tests.faults.plans import SCHEDULE, TOOL_NAMES, Scenario, has_goals, scenario_of
 from tests.faults.processes import start
-from tests.faults.world import FINALLY, ROLLBACK, TOOLS, Line, Unit, lines_of
+from tests.faults.world import COMMAND_TOOL, FINALLY, ROLLBACK, TOOLS, Line, Unit, World, lines_of
 
 CALL_POINTS: tuple[CrashPoint, ...] = ("before-intent", "after-intent", "mid-effect", "after-effect")
 Target = tuple[CrashPoint, str | None]
@@ -64,6 +65,11 @@ TARGETS: tuple[Target, ...] = (
 GOAL_TARGETS = _call_targets("decision read", "check read")
 """The targets of goals only: in their decisions and checks."""
 
+COMMAND_TARGETS: tuple[Target, ...] = (("command-started", None), ("command-recorded", None))
+"""The targets of commands only: one that no row names yet, and one that the record names."""
+
+ALL_TARGETS = (*TARGETS, *GOAL_TARGETS, *COMMAND_TARGETS)
+
 MAX_PROCESSES = 60
 """A run that is not over after this many processes makes no progress."""
 MAX_REVISIONS = 2
@@ -92,6 +98,7 @@ class Trial:
     has_resumed_first: bool = False
     done: Collection[Unit] = ()  # the units with succeeded receipts
     standing: StandingApproval | None = None
+    has_left_command: bool = False  # people have let a command run until after the next process
 
     @property
     def has_goals(self) -> bool:
@@ -195,7 +202,9 @@ class Trial:
             model_calls=model_calls(self.workspace.model),
         )
         self.done = evidence.done.keys()
-        return [*violations(evidence), *goal_violations(evidence)]
+        overlaps = self.workspace.folder / "commands" / "overlaps"
+        twice = [Violation("overlap", f"commands ran at the same time: {overlaps.read_text()}")] if overlaps.exists() else []
+        return [*violations(evidence), *goal_violations(evidence), *twice]
 
     def lines(self) -> list[Line]:
         """Return the effects of this run in its world."""
@@ -206,6 +215,7 @@ class Trial:
     async def _answer(self) -> None:
         if self.run_id is None:
             return
+        await self._settle_commands(self.run_id)
         run = await self.store.run(self.run_id)
         if self.standing is not None and self.scenario.revokes and run.started_at is not None:
             await self.store.standing.revoke(self.standing.id, by=BY)
@@ -217,6 +227,22 @@ class Trial:
                 decision: Decision = "reject" if is_unwanted(gate) else "approve"
                 result = answer_to_fields(gate.fields or ()) if gate.kind == "question" else None
                 await self.store.gates.answer(gate.id, answer_to(request, decision=decision, by=BY, known_by="unverified", result=result))
+
+    async def _settle_commands(self, run_id: str) -> None:
+        """End each command that outlived its process, or let it end. At times, leave all of them until after the next process."""
+        running = [command for command in await self.store.outcomes.commands(run_id) if command.state == "running"]
+        self.has_left_command = bool(running) and not self.has_left_command and self.chance.random() < 0.5
+        for command in running:
+            attempt = command.attempt
+            if self.has_left_command:
+                self.events.append(f"people leave the command of {command.call}, {command.in_words}")
+            elif self.chance.random() < 0.5:
+                run = await self.store.run(run_id)
+                await end_command(run, attempt.step_id, self.store, item=attempt.item, kind=attempt.kind)
+            else:
+                World(self.workspace.world).release(attempt.id)
+                while command.state == "running":
+                    await asyncio.sleep(0.005)
 
     async def _revise(self, run: PlanRun) -> None:
         """Revise the parameters of a step that has not started."""
@@ -252,7 +278,8 @@ def _step_in_its_document(plan: ExecutionPlan, step: Step) -> Step:
 def _is_expected(report: Report) -> bool:
     """Return whether the product may raise this error between two processes of one run."""
     revoked = report.error == NotApprovedError.__name__ and "revoked" in report.message
-    waits = report.error == RunConflictError.__name__ and ("waits" in report.message or "is not rolled back while" in report.message)
+    refusals = ("waits", "is not rolled back while", "still runs here")
+    waits = report.error == RunConflictError.__name__ and any(refusal in report.message for refusal in refusals)
     return revoked or waits
 
 
@@ -271,8 +298,11 @@ def random_fault(trial: Trial) -> Fault | None:
     """Return a random fault, or None. Targets near the end of the run are rare, because nothing follows them."""
     if trial.chance.random() < 0.04:
         return None
-    targets = [target for target in (*TARGETS, *GOAL_TARGETS) if may_reach(trial, *target)]
-    weights = [4 if point in CALL_POINTS else 1 if "end" in f"{point} {detail}" else 2 for point, detail in targets]
+    targets = [target for target in ALL_TARGETS if may_reach(trial, *target)]
+    weights = [
+        4 if point in CALL_POINTS or (point, detail) in COMMAND_TARGETS else 1 if "end" in f"{point} {detail}" else 2
+        for point, detail in targets
+    ]
     return Fault(*trial.chance.choices(targets, weights)[0], trial.chance.choices((1, 2, 3), (8, 1, 1))[0])
 
 
@@ -301,17 +331,22 @@ def may_reach(trial: Trial, point: CrashPoint, detail: str | None) -> bool:
     effects: dict[str, Effect] = {"": "read"} | {name: effect for effect, name in TOOL_NAMES.items()}  # a question has no tool name
     plan = trial.scenario.plan
     if detail is not None and detail.startswith(FINALLY):  # they run again whenever other steps have run
-        return any(FINALLY + effects[step.tool_name or ""] == detail for step in plan.finally_)
+        finals = [step for step in plan.finally_ if point != "mid-effect" or step.tool_name != COMMAND_TOOL]
+        return any(FINALLY + (step.effect or effects[step.tool_name or ""]) == detail for step in finals)
     calls = [step for step in plan.all_steps if not step.inner and step not in plan.finally_]
     remaining = [step for step in calls if any(unit not in trial.done for unit in units_of(step, plan))]
     goals = [step for step in remaining if step.goal is not None]
     if (point, detail) in GOAL_TARGETS:
         return bool(goals)
+    if (point, detail) in COMMAND_TARGETS:
+        return any(step.tool_name == COMMAND_TOOL for step in remaining)
     if point in CALL_POINTS and detail is not None and not detail.startswith(ROLLBACK):
         if any(detail in effects_of(step) for step in goals):
             return True
-        others = [step for step in remaining if step.goal is None and (step.ask is None or point != "mid-effect")]
-        return any(effects[step.tool_name or ""] == detail for step in others)
+        others = [step for step in remaining if step.goal is None]
+        if point == "mid-effect":
+            others = [step for step in others if step.ask is None and step.tool_name != COMMAND_TOOL]
+        return any((step.effect or effects[step.tool_name or ""]) == detail for step in others)
     if point in CALL_POINTS or detail == "run_changed":
         undone = [step for step in calls if (ROLLBACK + step.id, units_of(step, plan)[0][1]) not in trial.done]
         undo = {ROLLBACK + effects[step.rollback.tool_name] for step in undone if step.rollback is not None}

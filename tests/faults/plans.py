@@ -10,7 +10,7 @@ from plan_adapter import ExecutionPlan, Input
 from plan_adapter.options import ApprovalPolicy, Effect, Question
 from plan_adapter.plan import Rollback, Step
 from tests.faults.goals import ALWAYS, NOT_EXPANDED, RoundKind, goal_text, verdicts
-from tests.faults.world import FINAL
+from tests.faults.world import COMMAND_TOOL, FINAL
 
 TOOL_NAMES: dict[Effect, str] = {"read": "look", "idempotent_write": "put", "write": "write"}
 SECRET = NOT_EXPANDED  # steps expand it
@@ -50,6 +50,9 @@ SUB_PLAN = -3
 GOAL = -4
 """The seed of a run whose only step is a goal with one round of each kind."""
 
+COMMANDS = -6
+"""The seed of a run of three steps, one of each effect, each of which starts a command."""
+
 FINALLY_AGAIN = -5
 """The seed of a run that is resumed before its write is resolved, so that its `finally` steps, one of each effect, run twice."""
 
@@ -73,6 +76,8 @@ def scenario_of(seed: int) -> Scenario:
         outer.steps = [Step(id="p", plan="store:everything@1", pinned=inner)]
         outer.number_steps()
         return Scenario(outer, "approver", revokes=False, revises="nothing", answers=0.0, resumes_first=False)
+    if seed == COMMANDS:
+        return Scenario(_commands(), "nobody", revokes=False, revises="nothing", answers=0.0, resumes_first=True)
     if seed == FINALLY_AGAIN:
         return Scenario(_finally_again(), "nobody", revokes=False, revises="nothing", answers=0.0, resumes_first=True)
     if seed == REVISED:
@@ -146,6 +151,22 @@ def _group_step(index: int, effect: Effect, undo: Effect | None) -> Step:
     return Step(id=name, tool_name=TOOL_NAMES[effect], description=f"Step {name}", parameters=parameters, rollback=rollback)
 
 
+def _commands() -> ExecutionPlan:
+    plan = ExecutionPlan(id="commands", name="commands", description="A plan whose steps start commands")
+    plan.options.require_approval = False
+    for index, effect in enumerate(TOOL_NAMES):
+        plan.add_step(TOOL_NAMES[effect], f"Step {index}", {"body": f"s{index}", "secret": SECRET}, id=f"s{index}")
+        _start_command(plan.steps[-1], effect)
+    plan.options.allow_parallel = False
+    return plan
+
+
+def _start_command(step: Step, effect: Effect) -> None:
+    """Let a command perform the effect of `step`."""
+    step.tool_name, step.effect = COMMAND_TOOL, effect
+    step.parameters["effect"] = effect
+
+
 def _goal() -> ExecutionPlan:
     plan = ExecutionPlan(id="goal", name="goal", description="A plan with a goal")
     done_when = verdicts("not_met", "cannot_tell")
@@ -160,6 +181,11 @@ def _revised() -> ExecutionPlan:
     plan.add_step("put", "Put", {"body": "s0", "secret": SECRET}, id="s0")
     plan.add_step("write", "Write", {"body": "s1", "secret": SECRET}, id="s1", depends_on=["s0"])
     return plan
+
+
+def has_commands(plan: ExecutionPlan) -> bool:
+    """Return whether a step of `plan`, or of a plan inside it, starts a command."""
+    return any(step.tool_name == COMMAND_TOOL for step in plan.all_steps)
 
 
 def has_goals(plan: ExecutionPlan) -> bool:
@@ -180,6 +206,7 @@ def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
         _add_group(plan, chance)
     _add_sub_plan(plan, random.Random(f"sub-plan of {name}"))  # its own source of randomness, so that the rest of the plan does not change
     _add_goals(plan, random.Random(f"goals of {name}"))
+    _add_commands(plan, random.Random(f"commands of {name}"))
     if chance.random() < 0.5:
         plan.finally_ = [_random_final(chance, index) for index in range(chance.randint(1, 2))]
     return plan
@@ -249,6 +276,17 @@ def _add_sub_plan(plan: ExecutionPlan, chance: random.Random) -> None:
         )
     )
     plan.number_steps()
+
+
+def _add_commands(plan: ExecutionPlan, chance: random.Random) -> None:
+    """Let commands perform the effects of some steps that do not fail."""
+    if chance.random() < 0.7:
+        return
+    effects = {name: effect for effect, name in TOOL_NAMES.items()}
+    outer = [inner for step in plan.steps for inner in (step, *step.steps)]
+    for step in [*outer, *plan.finally_]:
+        if step.tool_name in effects and not step.parameters.get("fails") and chance.random() < 0.5:
+            _start_command(step, effects[step.tool_name])
 
 
 def _add_goals(plan: ExecutionPlan, chance: random.Random) -> None:

@@ -13,7 +13,7 @@ from plan_adapter.store import leases
 from tests.faults.child import STOPPED, Fault, Report
 from tests.faults.evidence import Violation
 from tests.faults.harness import CALL_POINTS, GOAL_TARGETS, TARGETS, Target, Trial, may_reach, open_trial
-from tests.faults.plans import scenario_of
+from tests.faults.plans import has_commands, scenario_of
 from tests.faults.processes import NO_REPORT, Child, start
 
 LEASE = (0.3, 0.1)
@@ -111,8 +111,9 @@ async def race(
 
     `sleep_at`: the targets at which the sleeping process may stop.
     """
-    while kind is one_takes_over and scenario_of(seed).plan.options.parallel_limit > 1:
-        seed += 1_000_000  # otherwise another call may be just before its effect while the process sleeps
+    while has_commands(scenario_of(seed).plan) or (kind is one_takes_over and scenario_of(seed).plan.options.parallel_limit > 1):
+        # A command runs on while its process sleeps; with parallel steps another call may be just before its effect then.
+        seed += 1_000_000
     async with open_trial(seed, folder, store_url, fault_during_execution) as trial:
         happened = False
         while not trial.violations and not await _is_interrupted(trial) and (order := await trial.next_order()) is not None:

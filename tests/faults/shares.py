@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from tests.faults.harness import GOAL_TARGETS, TARGETS, InOrder, Target, Trial, run_trial
-from tests.faults.plans import EVERYTHING, GOAL, has_goals, scenario_of
+from tests.faults.harness import COMMAND_TARGETS, GOAL_TARGETS, TARGETS, InOrder, Target, Trial, run_trial
+from tests.faults.plans import COMMANDS, EVERYTHING, GOAL, has_goals, scenario_of
 from tests.faults.races import RACES, Race, race
 
 KILLS = "kills"
 AIMED = "aimed"
-AIMED_TARGETS = {EVERYTHING: TARGETS, GOAL: GOAL_TARGETS}
+AIMED_TARGETS = {EVERYTHING: TARGETS, GOAL: GOAL_TARGETS, COMMANDS: COMMAND_TARGETS}
 """The seeds of runs that reach every target of a list."""
 MAX_SEEDS = 20
 """A race does not happen if the run ends before it. Of this many seeds, at least one leads to a race."""

@@ -17,8 +17,8 @@ from plan_adapter.record import RunContext
 from tests.faults import processes
 from tests.faults.child import STOPPED, Fault
 from tests.faults.goals import model_calls
-from tests.faults.harness import CALL_POINTS, GOAL_TARGETS, TARGETS, InOrder, Target, open_trial, run_trial
-from tests.faults.plans import EVERYTHING, FINALLY_AGAIN, GOAL, GOAL_SCRIPT, ITEMS, REVISED, SUB_PLAN, TOOL_NAMES
+from tests.faults.harness import ALL_TARGETS, CALL_POINTS, COMMAND_TARGETS, TARGETS, InOrder, Target, open_trial, run_trial
+from tests.faults.plans import COMMANDS, EVERYTHING, FINALLY_AGAIN, GOAL, GOAL_SCRIPT, ITEMS, REVISED, SUB_PLAN, TOOL_NAMES
 from tests.faults.processes import NO_REPORT, start
 from tests.faults.races import RACES, Race, race
 from tests.faults.shares import Share
@@ -122,6 +122,19 @@ async def test_a_finally_step_killed_when_it_runs_again_is_not_repeated_silently
         assert [run.status for run in await store.runs(context=RunContext(task_id=trial.workspace.task_id))] == [PlanStatus.COMPLETED]
 
 
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["read", "idempotent write", "write"])
+@pytest.mark.parametrize("target", COMMAND_TARGETS, ids=lambda target: target[0])
+async def test_a_command_that_outlives_its_killed_process_is_not_repeated_while_it_runs(
+    target: Target, number: int, shared_store: str | None, tmp_path: Path
+) -> None:
+    faults = [Fault(*target, number)]
+    trial = await run_trial(COMMANDS, tmp_path, shared_store, choose=lambda _: faults.pop() if faults else None, keep=True)
+    assert trial.violations == [], "\n".join(trial.events)
+    assert trial.kills == {target: 1}
+    lines = [line for line in lines_of(trial.workspace.world) if line.step == f"s{number - 1}"]
+    assert len(lines) in ((1,) if number == 3 else (1, 2))
+
+
 async def test_an_uninterrupted_goal_makes_each_model_call_once(tmp_path: Path) -> None:
     trial = await run_trial(GOAL, tmp_path, choose=lambda _: None, keep=True)
     assert (trial.violations, trial.processes) == ([], 1)
@@ -182,11 +195,11 @@ async def test_only_one_of_two_processes_executes_a_run(kind: Race, shared_store
 async def test_targets_that_no_random_draw_reached_are_run(tmp_path: Path) -> None:
     missed: Target = ("in-transaction", "run_changed")
     share = Share(0, 0, range(1, sys.maxsize), [None], tmp_path)
-    share.done.update(target for target in (*TARGETS, *GOAL_TARGETS) if target != missed)
+    share.done.update(target for target in ALL_TARGETS if target != missed)
     share.raced.update(kind.__name__ for kind in RACES[1:])
     await share.run_missed()
     assert share.violations == []
-    assert dict(share.done) == dict.fromkeys((*TARGETS, *GOAL_TARGETS), 1)
+    assert dict(share.done) == dict.fromkeys(ALL_TARGETS, 1)
     assert dict(share.raced) == dict.fromkeys([kind.__name__ for kind in RACES], 1)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from plan_adapter import ToolContext, ToolRegistry, tool
 from plan_adapter.crash_points import reached
 from plan_adapter.options import Effect
 from plan_adapter.readable import call_name
+from plan_adapter.tools.processes import run_group
 
 ROLLBACK = "rollback "
 """The prefix of the names of rollback calls, and of the details of their crash points."""
@@ -78,7 +80,34 @@ class World:
             raise RefusedError(f"{secret} is refused, attempt {context.attempt}")
         prefix = ROLLBACK if context.kind == "rollback" else FINALLY if context.step_id.startswith(FINAL) else ""
         reached("mid-effect", prefix + effect)
-        line = Line(
+        self.append(self.line(effect, token, (body, secret, item, fails), context))
+        return {"token": token, "authorization": f"Bearer {secret}"}
+
+    async def command(
+        self, effect: Effect, token: str, arguments: tuple[str, str, int | None, int], context: ToolContext
+    ) -> dict[str, Any]:
+        """Perform the effect of a tool call in a command, which runs until it is released, and return its result."""
+        _, secret, item, _ = arguments
+        line = json.dumps(asdict(self.line(effect, token, arguments, context)))
+        call = f"{call_name(context.step_id, None, kind=context.kind)}-{item}"
+        argv = [sys.executable, "-I", "-S", "-c", COMMAND, str(self.path), str(self.commands), call, line]
+        await run_group(argv, cwd=None, env={}, stdin=None, context=context)
+        return {"token": token, "authorization": f"Bearer {secret}"}
+
+    @property
+    def commands(self) -> Path:
+        """The folder of the commands: a lock for each call, a file for each attempt that is released, and the calls that overlapped."""
+        return self.path.parent / "commands"
+
+    def release(self, attempt_id: str) -> None:
+        """Let the command of an attempt end."""
+        self.commands.mkdir(exist_ok=True)
+        (self.commands / attempt_id).touch()
+
+    def line(self, effect: Effect, token: str, arguments: tuple[str, str, int | None, int], context: ToolContext) -> Line:
+        """Return the line of an effect."""
+        body, secret, item, _ = arguments
+        return Line(
             run=context.run_id,
             step=call_name(context.step_id, None, kind=context.kind),
             item=item,
@@ -92,13 +121,32 @@ class World:
             pid=os.getpid(),
             epoch=self.epoch_of(context.run_id),
         )
+
+    def append(self, line: Line) -> None:
+        """Append an effect to the world."""
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(file, (json.dumps(asdict(line)) + "\n").encode())  # one call, so that lines of several processes do not mix
         finally:
             os.close(file)
-        return {"token": token, "authorization": f"Bearer {secret}"}
 
+
+COMMAND = """
+import fcntl, os, sys, time
+world, folder, call, line = sys.argv[1:]
+os.makedirs(folder, exist_ok=True)
+lock = open(os.path.join(folder, "lock " + call), "w")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    with open(os.path.join(folder, "overlaps"), "a") as file:
+        file.write(call + chr(10))
+with open(world, "ab", buffering=0) as file:
+    file.write((line + chr(10)).encode())
+while not os.path.exists(os.path.join(folder, os.environ["PLAN_ADAPTER_ATTEMPT"])):
+    time.sleep(0.005)
+"""
+"""The program of a command: performs its effect, notes if another command of its call still runs, and ends once it is released."""
 
 HERE = World()
 
@@ -121,4 +169,13 @@ def write(body: str, secret: str, context: ToolContext, item: int | None = None,
     return HERE.act("write", os.urandom(6).hex(), (body, secret, item, fails), context)
 
 
-TOOLS = ToolRegistry([look, put, write])
+@tool(effect="write")
+async def command(effect: Effect, body: str, secret: str, context: ToolContext, item: int | None = None, fails: int = 0) -> dict[str, Any]:
+    """Act in a command, with the effect that its step declares. Idempotent calls with the same key return the same token."""
+    token = context.idempotency_key[:12] if effect == "idempotent_write" else os.urandom(6).hex()
+    return await HERE.command(effect, token, (body, secret, item, fails), context)
+
+
+COMMAND_TOOL = "command"
+
+TOOLS = ToolRegistry([look, put, write, command])

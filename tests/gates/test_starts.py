@@ -219,7 +219,7 @@ async def test_an_answer_is_late_by_the_databases_clock_and_not_by_the_hosts(wor
 async def test_an_expired_detached_run_is_ended_by_the_next_process_that_checks_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     run, gate = await world.detached(world.plan(timeout_ms=60_000))
     await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
-    monkeypatch.setattr("plan_adapter.store.leases.Owner.is_alive", False)
+    monkeypatch.setattr("plan_adapter.host_process.HostProcess.is_alive", False)
     await end_expired(world.store)
     ended = await world.store.run(run.id)
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, crash_points
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import PlanAdapterError
+from plan_adapter.host_process import HostProcess
 from plan_adapter.status import Outcome, RunReason, StepStatus
-from plan_adapter.store.leases import Owner
 from tests.runs.lives import MEMORY, EndedError, Known, Life, World, happened, name_of, tools_of
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class KnownRuns(RuleBasedStateMachine):
         self.touched: Known | None = None
         self.reader = PlanStore(self.url)
         self.lives = 0
-        self.this, Owner.this = Owner.this, classmethod(lambda _: Owner(self.place, os.getpid(), f"life {self.lives}"))  # type: ignore
+        self.this, HostProcess.this = HostProcess.this, classmethod(lambda _: HostProcess(self.place, os.getpid(), f"life {self.lives}"))  # type: ignore
         self.place = self.this().place
 
     def teardown(self) -> None:
@@ -40,7 +40,7 @@ class KnownRuns(RuleBasedStateMachine):
             for known in self.runs:
                 self.check_record(known)
             asyncio.run(self.reader.close())
-            Owner.this = self.this  # type: ignore[method-assign]
+            HostProcess.this = self.this  # type: ignore[method-assign]
             shutil.rmtree(self.folder)
 
     def live(self, work: Callable[[PlanStore, ToolRegistry], Awaitable[T]], life: Life, failing: frozenset[str] = frozenset()) -> T | None:

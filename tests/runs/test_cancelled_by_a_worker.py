@@ -20,9 +20,9 @@ from prefect.states import Cancelling
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, dump_plan
 from plan_adapter.engine.connection import Server
+from plan_adapter.host_process import HostProcess, of_run
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.status import RunReason, StepStatus
-from plan_adapter.store.leases import Owner, of_run
 from tests.sql import Sql
 from tests.workers import ROOT, deployed, worker
 
@@ -100,7 +100,7 @@ async def state_of(client: PrefectClient, flow_run_id: UUID) -> State:
 async def process_of(run: PlanRun, sql: Sql) -> int:
     lease = await sql.run(lambda connection: of_run(connection, run.id))
     assert lease is not None
-    return Owner.parse(lease["owner"]).pid
+    return HostProcess.parse(lease["owner"]).pid
 
 
 def processes_with_home(home: Path) -> set[int]:

@@ -19,13 +19,13 @@ from plan_adapter.errors import PlanAdapterError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.goals import Goal, RoundAnswer, Verdict
+from plan_adapter.host_process import HostProcess
 from plan_adapter.options import ApprovalPolicy
 from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.store.leases import Owner
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import flow_run, logs_of, task_runs
@@ -238,8 +238,8 @@ async def test_an_exhausted_goal_ends_its_flow_run_as_exhausted(store: PlanStore
 @pytest.fixture
 def process_number(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Yield the number of the current simulated process. Each process is another owner of runs."""
-    count, place = [0], Owner.this().place
-    monkeypatch.setattr(Owner, "this", classmethod(lambda _: Owner(place, os.getpid(), f"life {count[0]}")))
+    count, place = [0], HostProcess.this().place
+    monkeypatch.setattr(HostProcess, "this", classmethod(lambda _: HostProcess(place, os.getpid(), f"life {count[0]}")))
     yield count
     crash_points.listener = None
 

@@ -17,6 +17,7 @@ from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegi
 from plan_adapter.approvals import Decision
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
+from plan_adapter.host_process import HostProcess
 from plan_adapter.plan import new_id
 from plan_adapter.record import Attempt
 from plan_adapter.runs import reconcile as reconciling
@@ -26,7 +27,6 @@ from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.status import RunReason
 from plan_adapter.store import leases, tables
-from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.left_behind import let_executor_die
 from tests.sql import Sql
@@ -110,14 +110,14 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     yield from store_at(request, tmp_path)
 
 
-async def _set_lease(sql: Sql, run: PlanRun, owner: Owner, until: datetime) -> None:
+async def _set_lease(sql: Sql, run: PlanRun, owner: HostProcess, until: datetime) -> None:
     held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=str(owner), until=until)
     await sql.change(held)
 
 
 @pytest.mark.parametrize("other", ["another boot of this host", "another host"])
 async def test_a_run_is_shown_as_interrupted_within_a_minute_after_its_host_died(store_url: str, other: str) -> None:
-    host, _, rest = Owner.this().place.partition("/")
+    host, _, rest = HostProcess.this().place.partition("/")
     place = f"{host}/0000-another-boot/x" if other == "another boot of this host" else f"elsewhere/{rest}"
     async with PlanStore(store_url) as store:
         run = await begun(store)
@@ -126,10 +126,10 @@ async def test_a_run_is_shown_as_interrupted_within_a_minute_after_its_host_died
         left = (lease["until"] - await store.now()).total_seconds()  # by the database's clock, from the last sign of life
         assert 0 < left + leases.GRACE_SECONDS <= 60
         grace = timedelta(seconds=leases.GRACE_SECONDS)
-        await _set_lease(Sql(store_url), run, Owner(place, 1, "0"), await store.now() - grace + timedelta(seconds=10))
+        await _set_lease(Sql(store_url), run, HostProcess(place, 1, "0"), await store.now() - grace + timedelta(seconds=10))
         assert (await store.run(run.id)).reason is None
         assert await reconcile(store, with_prefect=False) == []
-        await _set_lease(Sql(store_url), run, Owner(place, 1, "0"), await store.now() - grace)
+        await _set_lease(Sql(store_url), run, HostProcess(place, 1, "0"), await store.now() - grace)
         assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
         assert [shown.reason for shown in await store.runs()] == [RunReason.INTERRUPTED]
         [finding] = await reconcile(store, with_prefect=False)
@@ -234,7 +234,7 @@ async def test_the_deployment_finds_a_process_that_dies_while_it_watches(
 ) -> None:
     run, find, looks = await leave_behind(offline=False), reconciling.find_interrupted, list[int]()
     await show(run, Running())
-    await _set_lease(sql, run, Owner.this(), await store.now() + timedelta(minutes=1))
+    await _set_lease(sql, run, HostProcess.this(), await store.now() + timedelta(minutes=1))
 
     async def found(store: PlanStore, *, with_prefect: bool) -> list[reconciling.Finding]:
         """Return the findings, and let the process of the run die afterwards."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from plan_adapter.approvals import Approval, Gate, GatePolicy, StandingApproval
 from plan_adapter.canonical import plan_digest
+from plan_adapter.host_process import HostProcess
 from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.status import Outcome, PlanStatus, StepStatus
-from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 
 DIGEST = "d" * 64
@@ -97,9 +97,9 @@ async def begun(store: PlanStore, plan: ExecutionPlan | None = None, **fields: A
     return run
 
 
-def dead_owner() -> Owner:
+def dead_owner() -> HostProcess:
     """Return the owner mark of an ended process on this host: no process id is so high."""
-    return replace(Owner.this(), pid=2**22 + 1)
+    return replace(HostProcess.this(), pid=2**22 + 1)
 
 
 def an_attempt(run: PlanRun, step_id: str = "check", *, at: datetime, number: int = 1, item: int | None = None, **fields: Any) -> Attempt:

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 
 from plan_adapter.errors import LeaseLostError, RunConflictError
+from plan_adapter.host_process import HostProcess
 from plan_adapter.record import PlanRun
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store import tables
-from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import a_receipt, an_attempt, begun, created, dead_owner
@@ -75,7 +75,7 @@ async def test_a_run_whose_process_died_is_interrupted_and_can_be_claimed(
 
 async def test_a_process_on_another_host_counts_as_dead_when_its_lease_expires(store: PlanStore, sql: Sql):
     run = await begun(store)
-    await _set_owner(sql, run, replace(Owner.this(), place="elsewhere"))
+    await _set_owner(sql, run, replace(HostProcess.this(), place="elsewhere"))
     assert (await store.run(run.id)).reason is None
     assert "on elsewhere" in (await store.ledger.owner(run.id) or "")
     with pytest.raises(RunConflictError, match="on elsewhere; wait for it to end"):
@@ -125,7 +125,7 @@ async def test_a_released_run_is_shown_as_interrupted(store: PlanStore):
     assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
 
 
-async def _set_owner(sql: Sql, run: PlanRun, owner: Owner) -> None:
+async def _set_owner(sql: Sql, run: PlanRun, owner: HostProcess) -> None:
     statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=str(owner))
     await sql.change(statement)
 

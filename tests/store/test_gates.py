@@ -9,10 +9,10 @@ import pytest
 
 from plan_adapter.approvals import GatePolicy
 from plan_adapter.errors import RunConflictError
+from plan_adapter.host_process import HostProcess
 from plan_adapter.record import PlanRun
 from plan_adapter.status import PlanStatus
 from plan_adapter.store import tables
-from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, dead_owner, validated
@@ -81,8 +81,7 @@ async def test_stores_that_open_the_same_gate_concurrently_share_one(store: Plan
 async def test_a_second_process_cannot_open_a_gate_where_a_live_one_waits(store: PlanStore, sql: Sql, digest: str):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
-    parent = Owner.this()
-    await _set_owner(sql, gate.id, replace(parent, pid=os.getppid(), started=_start_of(os.getppid())))
+    await _set_owner(sql, gate.id, HostProcess.of(os.getppid()))
     with pytest.raises(RunConflictError, match=f"process {os.getppid()} on this host waits at this gate of run {run.id}"):
         await store.gates.open(a_gate(run, approval_digest=digest), timeout_ms=0)
     assert (await store.gates.get(gate.id)).attended is True
@@ -99,7 +98,7 @@ async def test_a_gate_whose_process_died_is_unattended_and_can_be_reopened(store
 
 async def test_the_state_of_a_process_on_another_host_is_unknown(store: PlanStore, sql: Sql):
     gate = await store.gates.open(a_gate(await created(store)), timeout_ms=0)
-    await _set_owner(sql, gate.id, replace(Owner.this(), place="elsewhere"))
+    await _set_owner(sql, gate.id, replace(HostProcess.this(), place="elsewhere"))
     assert (await store.gates.get(gate.id)).attended is None
 
 
@@ -202,7 +201,7 @@ async def test_a_tenant_sees_only_its_own_gates(store_url: str):
 
 async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanStore, sql: Sql):
     runs = [await _pending(store, number) for number in range(10)]
-    now, owner, gate_policy = await store.now(), str(Owner.this()), '{"approvers": ["安娜"], "known_by": null}'
+    now, owner, gate_policy = await store.now(), str(HostProcess.this()), '{"approvers": ["安娜"], "known_by": null}'
     rows = [
         {
             "id": f"g-{number:04}", "tenant_id": "", "run_id": runs[number % 10].id, "step_id": f"s{number}", "item": -1,
@@ -225,12 +224,6 @@ async def _pending(store: PlanStore, number: int) -> PlanRun:
     return run
 
 
-async def _set_owner(sql: Sql, gate_id: str, owner: Owner) -> None:
+async def _set_owner(sql: Sql, gate_id: str, owner: HostProcess) -> None:
     statement = tables.gates.update().where(tables.gates.c.id == gate_id).values(owner=str(owner))
     await sql.change(statement)
-
-
-def _start_of(pid: int) -> str:
-    from plan_adapter.store import leases
-
-    return leases._start_of(pid) or ""

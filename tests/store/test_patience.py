@@ -15,10 +15,10 @@ import pytest
 from sqlalchemy import Connection, Engine, event
 
 from plan_adapter.errors import LeaseLostError, StoreError
+from plan_adapter.host_process import HostProcess
 from plan_adapter.record import PlanRun
 from plan_adapter.status import PlanStatus, StepStatus
 from plan_adapter.store import audit, patience
-from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PostgresServer
 from tests.proxy import Cut, Proxy, running_proxy
@@ -188,7 +188,7 @@ async def test_a_run_taken_over_during_the_wait_is_released(file: PlanStore, tmp
             asyncio.ensure_future(store.ledger.renew(run.id)),
         ]
         await until(lambda: "has been waiting since" in caplog.text)
-        other.execute("UPDATE leases SET epoch = epoch + 1, owner = ?", (str(Owner.this()),))
+        other.execute("UPDATE leases SET epoch = epoch + 1, owner = ?", (str(HostProcess.this()),))
         other.execute("COMMIT")
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [LeaseLostError, LeaseLostError]

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from plan_adapter.errors import RunConflictError
+from plan_adapter.host_process import HostProcess
 from plan_adapter.record import RunContext
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store.store import PlanStore
@@ -160,6 +161,7 @@ async def test_every_row_carries_the_context_of_its_run(store: PlanStore, sql: S
     recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
     await recorder.intent(attempt)
+    recorder.command_started(attempt, HostProcess.this())
     recorder.receipt(a_receipt(attempt, at=recorder.now()))
     recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
     await recorder.flush()
@@ -196,6 +198,7 @@ async def test_the_audit_log_shows_events_in_order(store: PlanStore):
     recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
     await recorder.intent(attempt)
+    recorder.command_started(attempt, HostProcess.this())
     recorder.receipt(a_receipt(attempt, at=recorder.now()))
     recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
     await recorder.flush()

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from plan_adapter.errors import LeaseLostError
+from plan_adapter.host_process import HostProcess
 from plan_adapter.status import PlanStatus
 from plan_adapter.store import leases
-from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_gate, created
 
@@ -16,13 +16,13 @@ async def test_a_stalled_process_cannot_open_or_close_gates_of_a_run_taken_over(
     store: PlanStore, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "GRACE_SECONDS", 0.0)
-    this, run = Owner.this(), await created(store)
+    run = await created(store)
     run.status = PlanStatus.EXECUTING
     async with PlanStore(store_url) as stalled:
         stalled.ledger.lease_seconds = 0.0
-        stalled_process = Owner(this.place, os.getppid(), _start_of(os.getppid()))
+        stalled_process = HostProcess.of(os.getppid())
         with monkeypatch.context() as patch:
-            patch.setattr(Owner, "this", lambda: stalled_process)
+            patch.setattr(HostProcess, "this", lambda: stalled_process)
             await stalled.ledger.claim(run)
             gate = await stalled.gates.open(a_gate(run, "restart"), timeout_ms=0)
 
@@ -31,15 +31,9 @@ async def test_a_stalled_process_cannot_open_or_close_gates_of_a_run_taken_over(
         assert (again.id, again.openings) == (gate.id, 2)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Owner, "this", lambda: stalled_process)
+            patch.setattr(HostProcess, "this", lambda: stalled_process)
             with pytest.raises(LeaseLostError):
                 await stalled.gates.open(a_gate(run, "drain"), timeout_ms=0)
             assert (await stalled.gates.close(gate.id, "cancelled")).end is None
     assert (await store.gates.close(gate.id, "cancelled")).end == "cancelled"
     assert (await store.verify(run.id)).ok
-
-
-def _start_of(pid: int) -> str:
-    from plan_adapter.store.leases import _start_of as found
-
-    return found(pid) or ""

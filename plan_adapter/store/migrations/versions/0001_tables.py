@@ -28,6 +28,7 @@ def upgrade() -> None:
     _concurrency_keys()
     _attempts()
     _receipts()
+    _commands()
     _approvals()
     _gates()
     _standing_approvals()
@@ -258,6 +259,25 @@ def _receipts() -> None:
             ["run_id", "step_id", "kind", "item", "number"],
             ["attempts.run_id", "attempts.step_id", "attempts.kind", "attempts.item", "attempts.number"],
             name="fk_receipts_attempts",
+        ),
+        sqlite_with_rowid=False,
+    )
+
+
+def _commands() -> None:
+    op.create_table(
+        "commands",
+        *_texts("run_id", "step_id", "kind"),
+        sa.Column("item", sa.Integer, nullable=False),
+        sa.Column("number", sa.Integer, nullable=False),
+        *_texts("process"),
+        *_owner(),
+        *_texts("attempt_id"),
+        sa.PrimaryKeyConstraint("run_id", "step_id", "kind", "item", "number", "process", name="pk_commands"),
+        sa.ForeignKeyConstraint(
+            ["run_id", "step_id", "kind", "item", "number"],
+            ["attempts.run_id", "attempts.step_id", "attempts.kind", "attempts.item", "attempts.number"],
+            name="fk_commands_attempts",
         ),
         sqlite_with_rowid=False,
     )

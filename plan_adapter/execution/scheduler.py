@@ -430,7 +430,8 @@ class Scheduler:
             was_refused = bool(refused) and all(state.is_refused for state in refused) and end.outcome == "failed"
             self._finish(step, end, was_refused=was_refused, continues=all(state.continues for state in refused))
         run.result = group_result(run.items, group.results())
-        run.carried = all(state.carried == state.count for state in calls)
+        has_calls = any(state.count for state in calls)  # without items there is nothing to carry, except how the group ended before
+        run.carried = all(state.carried == state.count for state in calls) and (has_calls or step.id in self._scope.history.ends)
         await self._close(step, show=True)
 
     def _gates_of(self, step: Step) -> StepGates | None:

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from prefect.client.schemas.objects import TaskRunResult
 from pydantic import JsonValue
 
@@ -255,6 +256,23 @@ async def test_a_cancelled_run_starts_no_further_steps(cluster: Cluster, store: 
     ended = await running
     assert (ended.status, cluster.done) == (PlanStatus.CANCELLED, ["drain a"])
     assert {step.id: step.status.value for step in ended.steps} == {"nodes": "failed", "drain": "skipped", "restart": "failed"}
+
+
+@pytest.mark.parametrize("fields", [{"items": "[]"}, {"items": "inputs.xs"}, {"items": "['a']", "when": "${{ 1 > 2 }}"}, {}], ids=str)
+async def test_a_group_says_carried_only_if_it_ended_in_an_earlier_start(
+    fields: dict[str, str], cluster: Cluster, store: PlanStore
+) -> None:
+    inner = [act("drain", when="${{ item == 'none' }}")] if not fields else []  # no item is called
+    plan = rolling(*inner, after=(Step(id="last", tool_name="do", parameters={"what": "last"}, depends_on=["nodes"]),), **fields)
+    plan.inputs = {"xs": Input(type="array", default=[])}
+    cluster.broken.add("last")
+    first = await run(plan, cluster, store)
+    assert {name: first.step(name).carried for name in ("nodes", "drain", "last")} == dict.fromkeys(("nodes", "drain", "last"), False)
+    assert "carried" not in format_plan(await store.run(first.id))
+    cluster.broken.clear()
+    again = await aresume_run(first.id, tools=cluster.tools, store=store, offline=True)
+    is_empty = fields.get("items") in ("[]", "inputs.xs")
+    assert (again.status, again.step("nodes").carried, again.step("last").carried) == (PlanStatus.COMPLETED, is_empty, False)
 
 
 async def test_an_empty_list_completes(cluster: Cluster, store: PlanStore) -> None:

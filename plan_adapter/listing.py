@@ -213,7 +213,8 @@ def _waiting_fact(policy: ApprovalPolicy, timeout_ms: int) -> str:
     released = "; while it waits, the run releases its worker" if policy.release else ""
     if not timeout_ms:
         return f"a gate waits for an answer without limit{reminds}{released}"
-    end = "the plan is rejected, and a step is skipped" if policy.expires == "skip" else "the plan or step is rejected"
+    skips = "the plan is rejected, and a step is skipped with the steps that depend on it"
+    end = skips if policy.expires == "skip" else "the plan or step is rejected"
     return f"a gate waits {duration(timeout_ms)} for an answer{reminds}; without one, {end}{released}"
 
 

@@ -109,7 +109,9 @@ class ApprovalPolicy(DocumentModel):
         default_factory=list, description="The tools that the models of goals may call without a confirmation, although they write."
     )
     expires: Literal["reject", "skip"] = Field(
-        default="reject", description="What happens if nobody answers in time. With `skip`, a step is skipped, and a plan is rejected."
+        default="reject",
+        description="What happens if nobody answers in time. With `skip`, a step is skipped with the steps that depend on it, and a plan "
+        "is rejected.",
     )
     remind_after_ms: int = Field(
         default=0, ge=0, description="How often a reminder of an open gate is sent, in milliseconds. 0 means never."

@@ -44,7 +44,8 @@ def expiry_sentence(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> 
     """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit."""
     if not expires_ms:
         return "It waits until somebody answers."
-    ends: dict[Expiry, str] = {"reject": "Rejected", "skip": "Skipped", "default": "The defaults are the answer"}
+    skipped = "Skipped, with the steps that depend on it,"
+    ends: dict[Expiry, str] = {"reject": "Rejected", "skip": skipped, "default": "The defaults are the answer"}
     return f"{'Rejected' if step is None else ends[plan.expires_at(step.id)]} if nobody answers within {duration(expires_ms)}."
 
 

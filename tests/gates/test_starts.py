@@ -8,6 +8,7 @@ import pytest
 from plan_adapter import NotApprovedError, PlanRun, PlanStatus, RunConflictError, StepStatus, StoreError, approve, reject
 from plan_adapter.approvals import Approval
 from plan_adapter.options import ApprovalPolicy
+from plan_adapter.plan import Step
 from plan_adapter.record import Attempt
 from plan_adapter.runs.approval import end_expired
 from plan_adapter.runs.start import execute_plan
@@ -242,6 +243,43 @@ async def test_the_skip_policy_skips_only_the_unanswered_step(world: World) -> N
     assert run.status is PlanStatus.COMPLETED
     assert [step.status for step in run.steps] == [StepStatus.COMPLETED, StepStatus.SKIPPED, StepStatus.COMPLETED]
     assert world.struck == []
+
+
+DEPENDENTS: dict[str, Step] = {
+    "by name": Step(id="then", tool_name="look", description="Then", parameters={"target": "then"}, depends_on=["strike"]),
+    "by reference": Step(id="then", tool_name="look", description="Then", parameters={"target": "${{ string(steps.strike.result) }}"}),
+    "by a condition that null meets": Step(
+        id="then", tool_name="look", description="Then", parameters={"target": "then"}, when="${{ steps.strike.result != 'wait' }}"
+    ),
+    "a group": Step(
+        id="then",
+        description="Then",
+        for_each="${{ ['x'] }}",
+        depends_on=["strike"],
+        steps=[Step(id="inner", tool_name="look", description="Inner", parameters={"target": "${{ item }}"})],
+    ),
+}
+
+
+@pytest.mark.parametrize("dependent", DEPENDENTS.values(), ids=DEPENDENTS)
+async def test_the_skip_policy_also_skips_what_depends_on_the_unanswered_step(dependent: Step, world: World) -> None:
+    plan = world.plan(gated=True, timeout_ms=300, policy=ApprovalPolicy(expires="skip"))
+    plan.steps.append(dependent.model_copy(deep=True))
+    plan.finally_ = [Step(id="tidy", tool_name="look", description="Tidy", parameters={"target": "tidy"})]
+    plan.number_steps()
+    run = await world.start(plan)
+    assert (run.status, world.struck, run.step("tidy").status) == (PlanStatus.COMPLETED, [], StepStatus.COMPLETED)
+    assert (run.step("then").status, (run.step("then").reason or "")[:32]) == (StepStatus.SKIPPED, "`strike` was skipped: nobody ans")
+
+
+async def test_of_a_step_that_its_condition_skips_the_dependents_still_run(world: World) -> None:
+    plan = world.plan(policy=ApprovalPolicy(expires="skip"))
+    plan.options.require_approval = False
+    plan.steps[1].when = "${{ false }}"
+    plan.steps.append(DEPENDENTS["by name"].model_copy(deep=True))
+    plan.number_steps()
+    run = await world.start(plan)
+    assert [run.step(name).status for name in ("strike", "then")] == [StepStatus.SKIPPED, StepStatus.COMPLETED]
 
 
 # Approvals withdrawn while steps run: the next call is refused

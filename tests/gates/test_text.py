@@ -281,7 +281,7 @@ def test_the_text_says_that_an_unanswered_step_is_skipped_under_the_skip_policy(
     skipping = bound(plan, host="web-1", api_token="t")
     step = skipping.validated.plan.step("restart")
     shown = step_gate_text(skipping, step, effect="write", parameters={}, item=2, approval_digest=DIGEST, expires_ms=60_000)
-    assert "Skipped if nobody answers within 1 min." in shown
+    assert "Skipped, with the steps that depend on it, if nobody answers within 1 min." in shown
     assert shown.startswith("## Approve restart\\[3\\]?\n")
     assert "- no parameters\n" in shown
 

@@ -42,6 +42,7 @@ class ApprovalState:
     labels: "Mapping[Unit, str]" = field(default_factory=dict[tuple[str, int | None], str])  # of items
     is_needed: bool = True  # whether the plan needs an approval, under the policy of today
     stale: str | None = None  # why the last approval of the plan is stale, if a resume would ask again
+    can_ask_again: bool = False  # whether a resume of the run, which has expired, asks again
     closed: Sequence[Gate] = ()  # its closed gates at steps, oldest first, if it waits for a resume
 
     @property
@@ -97,6 +98,8 @@ class ApprovalState:
         run = self.run
         if not run.status.has_ended or run.status is PlanStatus.COMPLETED:
             return None
+        if run.reason is RunReason.EXPIRED and self.can_ask_again:
+            return f"`{resume_command(run, tools=self.tools)}` asks again; completed steps are kept"
         if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
             return "this is final: `plan run` starts a new run"
         if run.rollback is not None or any(step.rolled_back for step in run.steps):  # the rollback's own lines say what is left
@@ -152,6 +155,7 @@ async def approval_state_of(
     """
     from plan_adapter.runs.answers import why_stale  # imports SQLAlchemy
     from plan_adapter.runs.reconcile import hint_of
+    from plan_adapter.runs.resume import can_ask_again
 
     all_gates, answers, stopped = (
         await store.gates.find(run_id=run.id, open_only=False),
@@ -166,6 +170,8 @@ async def approval_state_of(
     labels = await store.ledger.labels(run.id) if any(row.item is not None for row in answers) else {}
     revisions = await store.revisions.of_run(run.id)
     state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, tools, stopped, standing, labels)
+    if run.reason is RunReason.EXPIRED:
+        return replace(state, can_ask_again=await can_ask_again(run, store))
     if run.status is not PlanStatus.PENDING_APPROVAL or gates:
         return state
     state = replace(state, closed=[gate for gate in all_gates if gate.step_id is not None])

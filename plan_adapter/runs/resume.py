@@ -98,7 +98,7 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
     """Raise RunConflictError, with what to do instead, if `run` has ended for good or a live process executes it or waits at its gate."""
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed; there is nothing to resume")
-    if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
+    if run.reason is RunReason.REJECTED or (run.reason is RunReason.EXPIRED and not await can_ask_again(run, store)):
         how = "was rejected" if run.reason is RunReason.REJECTED else "has expired"
         raise RunConflictError(f"run {run.id} {how}; resuming does not approve it: start a new run", ended=run.reason)
     waiting = [gate for gate in await store.gates.find(run_id=run.id) if gate.attended] if run.status is PlanStatus.PENDING_APPROVAL else []
@@ -112,6 +112,17 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
         raise RunConflictError(
             f"run {run.id} is executed by {owner}; cancel it first, or `plan resume {run.id} --wait` waits until it has ended"
         )
+
+
+async def can_ask_again(run: PlanRun, store: PlanStore) -> bool:
+    """Return whether an expired run can be resumed: nobody answered at the gate of a step, so the steps before it are kept."""
+    closed = [gate for gate in await store.gates.find(run_id=run.id, open_only=False) if gate.end == "expired"]
+    return bool(closed) and closed[-1].step_id is not None
+
+
+async def _expired_steps(run: PlanRun, store: PlanStore) -> set[str]:
+    """Return the steps whose gates have expired. A resume of an expired run asks about them again."""
+    return {gate.step_id for gate in await store.gates.find(run_id=run.id, open_only=False) if gate.end == "expired" and gate.step_id}
 
 
 def _refuse_aborted_steps(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, skipped: Collection[str]) -> None:
@@ -175,6 +186,8 @@ async def execute_resume(
         await refuse_resume(run, opened)  # before looking in Prefect, which notifies a live owner itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, run_request):
             return await opened.run(run.id)
+        if run.reason is RunReason.EXPIRED:
+            history = replace(history, asked=history.asked.union(await _expired_steps(run, opened)))
         action = resume_action(run, plan, history, recorded.last_reason, commands=recorded.commands, options=options)
         if action is not execute_run:
             refuse_rollback_elsewhere(run, run_request.settings)

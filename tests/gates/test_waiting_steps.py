@@ -22,6 +22,8 @@ from plan_adapter.runs.session import Backend, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.settings import Settings
 from plan_adapter.status import RunReason
+from tests.gates.questions import plan_with_question
+from tests.gates.test_questions import ANSWER
 from tests.gates.world import FixedApprover, FormAnswers, World
 from tests.store.conftest import on_both_databases
 
@@ -250,7 +252,51 @@ async def test_a_step_gate_that_expires_without_a_process_ends_the_run_as_expire
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
     assert ended.message == ended.step("strike").reason == "nobody answered within 0 ms at the gate of `strike`"
     assert ended.step("strike").status is StepStatus.SKIPPED
-    with pytest.raises(RunConflictError, match="has expired"):
+
+
+async def test_an_expired_run_asks_again_when_it_is_resumed_and_keeps_its_completed_steps(world: World) -> None:
+    ended = await after_expiry(world, await detached(world, plan_with_branches(world, timeout_ms=60_000)))
+    before = {attempt.step_id: attempt.number for attempt in await world.store.attempts(ended.id)}
+    for _ in range(2):  # also after it has expired once more
+        again = await resumed(world, ended.id)
+        assert (again.status, again.reason, (await world.gate(step="strike")).end) == (PlanStatus.PENDING_APPROVAL, None, None)
+        assert (await after_expiry(world, again)).reason is RunReason.EXPIRED
+    await resumed(world, ended.id)
+    await world.answer(await world.gate(step="strike"))
+    done = await resumed(world, ended.id)
+    assert (done.status, world.struck, done.step("look").carried) == (PlanStatus.COMPLETED, ["a"], True)
+    assert {attempt.step_id: attempt.number for attempt in await world.store.attempts(ended.id)} == {**before, "strike": 1}
+    assert (await world.store.verify(ended.id)).ok
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["without a process", "while a process waits"])
+async def test_an_expired_question_is_asked_again_when_its_run_is_resumed(waits: bool, world: World) -> None:
+    plan = plan_with_question(timeout_ms=1_500 if waits else 60_000)
+    ended = await world.start(plan) if waits else await after_expiry(world, await detached(world, plan))
+    assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
+    again = await resumed(world, ended.id, waits=True, approver=CallbackApprover(lambda _: ANSWER))
+    assert (again.status, world.struck) == (PlanStatus.COMPLETED, ["switch on 3"]), again.message
+
+
+async def test_an_expired_item_is_asked_about_again_and_the_other_items_are_kept(world: World) -> None:
+    plan = world.plan(gated=True, timeout_ms=60_000)
+    plan.steps[1].for_each, plan.steps[1].parameters = "${{ ['a', 'b'] }}", {"target": "${{ item }}"}
+    run = await detached(world, plan)
+    await world.answer(next(gate for gate in await world.store.gates.find(run_id=run.id) if gate.item == 0))
+    await resumed(world, run.id)
+    ended = await after_expiry(world, run)
+    assert (ended.reason, world.struck) == (RunReason.EXPIRED, ["a"])
+    await resumed(world, run.id)
+    (gate,) = await world.store.gates.find(run_id=run.id)
+    assert gate.item == 1
+    await world.answer(gate)
+    assert ((await resumed(world, run.id)).status, world.struck) == (PlanStatus.COMPLETED, ["a", "b"])
+
+
+async def test_a_run_whose_plan_nobody_approved_in_time_is_over(world: World) -> None:
+    run, _ = await world.detached(world.plan(timeout_ms=60_000))
+    ended = await after_expiry(world, run)
+    with pytest.raises(RunConflictError, match="has expired; resuming does not approve it: start a new run"):
         await resumed(world, ended.id)
 
 

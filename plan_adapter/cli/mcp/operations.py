@@ -33,6 +33,7 @@ from plan_adapter.problems import Problem
 from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runner import acancel_run
 from plan_adapter.runs.approval import end_expired, end_overdue, is_answered, open_detached_gate
+from plan_adapter.runs.resume import can_ask_again
 from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run
@@ -221,7 +222,8 @@ class Operations:
             wait_seconds: How long to wait for the run to end; it continues in any case.
         """
         own_run = await end_overdue(await self._find_own_run(run), self.store)
-        if own_run.status is PlanStatus.COMPLETED or own_run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
+        is_final = own_run.reason is RunReason.EXPIRED and not await can_ask_again(own_run, self.store)
+        if own_run.status is PlanStatus.COMPLETED or own_run.reason is RunReason.REJECTED or is_final:
             raise RunConflictError(f"run {own_run.id} has ended ({own_run.reason or own_run.status}): start a new one")
         policy = await self.store.policy.effective(self.settings)
         refuse_operation(await self.store.get(own_run.digest), policy, by=self.agent.by, operation="resume")

@@ -50,7 +50,7 @@ SUB_PLAN = -3
 GOAL = -4
 """The seed of a run whose only step is a goal with one round of each kind."""
 
-COMMANDS = -6
+COMMANDS = -7
 """The seed of a run of three steps, one of each effect, each of which starts a command."""
 
 FINALLY_AGAIN = -5

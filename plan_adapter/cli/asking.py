@@ -11,8 +11,9 @@ from plan_adapter.gates.conversation import Conversation
 from plan_adapter.gates.fields import ask_value
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.terminal import Edit, TerminalApprover
-from plan_adapter.readable import counted, one_line
+from plan_adapter.readable import as_text, counted, one_line
 from plan_adapter.validation.inputs import read_values
+from plan_adapter.values import join
 
 if TYPE_CHECKING:
     from plan_adapter.plan import ExecutionPlan
@@ -49,17 +50,25 @@ async def ask_to_confirm(question: str) -> bool:
 
 
 async def ask_missing_inputs(plan: "ExecutionPlan", given: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of `given` and of the required inputs that it lacks, asked for at the terminal one by one.
+    """Return the texts of `given` and of the required inputs that it lacks or that do not fit, asked for at the terminal one by one.
 
-    Nothing is asked if a text of `given` does not fit. The end of the input leaves the rest missing.
+    Nothing is asked if `given` names an input that the plan does not have. The end of the input leaves the rest as it is.
     """
     texts, problems = dict(given), read_values(plan.inputs, given, from_text=True)[1]
-    if not problems or any(problem.code != "missing-input" for problem in problems):
+    wrong = {name: [problem for problem in problems if problem.at == join("inputs", name)] for name in plan.inputs}
+    asked = {name: definition for name, definition in plan.inputs.items() if wrong[name]}
+    if not asked or sum(map(len, wrong.values())) < len(problems):
         return texts
-    missing = {name: definition for name, definition in plan.inputs.items() if definition.is_required and name not in given}
     conversation = Conversation()
-    conversation.say(f"{one_line(plan.name)} needs {counted(len(missing), 'input')}; Ctrl-C ends the command, and nothing starts")
-    for name, definition in missing.items():
+    conversation.say(f"{one_line(plan.name)} needs {counted(len(asked), 'input')}; Ctrl-C ends the command, and nothing starts")
+    if defaults := [
+        name for name, definition in plan.inputs.items() if name not in asked and name not in given and not definition.is_required
+    ]:
+        shown = ", ".join(f"{name}={one_line(as_text(plan.inputs[name].default))}" for name in defaults)
+        conversation.say(f"defaults, which `--input NAME=VALUE` changes: {shown}")
+    for name, definition in asked.items():
+        for problem in wrong[name] if name in given else ():
+            conversation.say(f"--input {name}: {problem.message}")
         text = await ask_value(name, definition, conversation, empty=f"`--input {name}=` gives one")
         if text is None:
             break

@@ -27,7 +27,8 @@ def run(
 ) -> int:
     """Run a plan and show its progress: live on a terminal, as plain lines elsewhere.
 
-    At a terminal you are asked for required inputs that are missing, unless you give `--yes` or `--json`.
+    At a terminal you are asked for required inputs that are missing or wrong, unless you give `--yes` or `--json`. Tools and secrets are
+    checked before.
 
     At a gate you are asked on the terminal, and in a form on the run's page in Prefect; `plan approve` answers as well. The run stays
     waiting, and the command exits with 6, where nobody can be asked: offline without a terminal, or after SIGTERM or a closed terminal.
@@ -59,17 +60,25 @@ def run(
 
 
 async def _run(source: str, given: dict[str, str], tools: list[str], options: RunOptions, *, offline: bool) -> int:
-    from plan_adapter.runs.start import execute_plan  # imports SQLAlchemy
+    # These import SQLAlchemy.
+    from plan_adapter.runs.secrets import refuse_missing_secrets
+    from plan_adapter.runs.session import look_up_secrets_on
+    from plan_adapter.runs.start import execute_plan
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)
     async with open_store(settings) as store:
         registry = tools_of(tools)
         validated = validate(await plan_of(source, store), registry)
-        if is_at_terminal() and not (options.json or options.yes):
+        can_ask = is_at_terminal() and not (options.json or options.yes)
+        server = await in_daemon_thread(pending.wait) if pending is not None and can_ask and validated.secrets else None
+        if can_ask:
+            with look_up_secrets_on(server):  # before anybody types a value that the run would then not use
+                await refuse_missing_secrets(validated, settings, warn=False)
             given = await ask_missing_inputs(validated.plan, given)
         bound = bind_inputs(validated, given, from_text=True)
-        server = await in_daemon_thread(pending.wait) if pending is not None else None
+        if server is None and pending is not None:
+            server = await in_daemon_thread(pending.wait)
         foreground = ForegroundRun(server, options, store=store, tools=registry, imports=tools)
         execution = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
         return await foreground.complete(execution)

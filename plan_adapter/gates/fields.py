@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.options import Input
 from plan_adapter.readable import as_text, is_secret_name, one_line
-from plan_adapter.validation.inputs import read_values, type_in_words
+from plan_adapter.validation.inputs import limits_in_words, read_values, type_in_words
 
 
 async def ask_fields(fields: Mapping[str, Input], conversation: Conversation) -> dict[str, JsonValue] | None:
@@ -34,7 +34,7 @@ async def ask_value(name: str, definition: Input, conversation: Conversation, *,
         if not typed and not definition.is_required:
             return ""
         text = choices.get(typed, typed)
-        problems = read_values({name: definition}, {name: text}, from_text=True)[1]
+        problems = read_values({name: definition}, {name: text}, from_text=True, what="field")[1]
         if typed and not problems:
             return text
         for problem in problems:
@@ -46,11 +46,13 @@ async def ask_value(name: str, definition: Input, conversation: Conversation, *,
 
 
 def _field_lines(name: str, definition: Input, choices: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a person sees of an input, as in the form: its title, type, description and choices."""
+    """Yield what a person sees of an input, as in the form: its title, type, description, limits and choices."""
     named = f"{one_line(definition.title)} ({name})" if definition.title else name
     yield f"{named}: {type_in_words(definition)}"
     if definition.description:
         yield f"  {one_line(definition.description)}"
+    if limits := list(limits_in_words(definition)):
+        yield f"  {', '.join(limits)}"
     if not definition.is_required:
         yield f"  default: {one_line(as_text(definition.default))}"
     for key, text in choices.items():

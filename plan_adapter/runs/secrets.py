@@ -41,11 +41,11 @@ async def locate_secrets(names: Collection[str], settings: Settings, chain: Secr
     return list(await asyncio.gather(*(chain.locate(name) for name in sorted(names))))
 
 
-async def refuse_missing_secrets(validated: ValidatedPlan, settings: Settings, *, done: Collection[str] = ()) -> None:
+async def refuse_missing_secrets(validated: ValidatedPlan, settings: Settings, *, done: Collection[str] = (), warn: bool = True) -> None:
     """Raise InvalidPlanError, which names all secrets that are missing and must exist before the run starts.
 
     `done` contains the steps that a resume does not call. A step that writes may create a secret for later steps, so a secret that only
-    those use gets a warning in the log. If a place cannot be queried, the steps that use the secret check it.
+    those use gets a warning in the log, with `warn`. If a place cannot be queried, the steps that use the secret check it.
     """
     uses = _find_uses(validated, done)
     missing = await _find_missing(uses, settings)
@@ -55,7 +55,7 @@ async def refuse_missing_secrets(validated: ValidatedPlan, settings: Settings, *
             findings.add("missing-secret", at, problem, "store it in one of these places; `plan doctor PLAN` checks again")
     if problems := findings.sorted(validated.plan):
         raise InvalidPlanError(problems)
-    for name, problem in missing.items():
+    for name, problem in missing.items() if warn else ():
         log.warning("%s; %s", problem, uses[name].late_use_message)
 
 

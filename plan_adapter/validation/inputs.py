@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from keyword import iskeyword
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import INPUT_NAME, has_expression, matches
 from plan_adapter.options import Input
 from plan_adapter.problems import Problem, did_you_mean
-from plan_adapter.readable import as_text, code, cut, is_visible
+from plan_adapter.readable import as_text, code, cut, is_secret_name, is_visible, one_line
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import find_oversize
 from plan_adapter.validation.json_text import parse_json
@@ -36,7 +37,8 @@ _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
 }
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _SHOWN_CHARACTERS = 80
-_INTEGER = re.compile(r"-?[0-9]{1,20}")
+_MAX_DIGITS = 20
+"""The most digits of a whole number in a text."""
 # An input is a parameter of a Prefect flow, and so no Python keyword, and a name in expressions.
 _NAME_IN_WORDS = "a letter, then letters from a to z, digits or underscores"
 _TAKEN_NAMES = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null"})
@@ -65,13 +67,19 @@ def _name_hint(name: str) -> str:
 def read_values(
     inputs: Mapping[str, Input], given: Mapping[str, object], *, from_text: bool, what: Literal["input", "field"] = "input"
 ) -> tuple[dict[str, JsonValue], list[Problem]]:
-    """Return copies of the values of `inputs`, given or default, and every problem. `what`: inputs of a plan or fields of a question."""
+    """Return copies of the values of `inputs`, given or default, and every problem.
+
+    `what`: inputs of a plan or fields of a question. Messages show the wrong value of an input, but no answer of a person: a person may
+    have answered with a secret.
+    """
     owner = "plan" if what == "input" else "question"
     values, problems = dict[str, JsonValue](), list[Problem]()
     for name, definition in inputs.items():
         at = join(f"{what}s", name)
         if name in given:
-            value, found = _read_value(given[name], definition, at, from_text=from_text)
+            value, found = _read_value(
+                given[name], definition, at, from_text=from_text, is_shown=what == "input" and not is_secret_name(name)
+            )
             problems += found
             values[name] = value
         elif definition.is_required:
@@ -89,19 +97,22 @@ def read_values(
     return values, problems
 
 
-def _read_value(value: Any, definition: Input, at: str, *, from_text: bool) -> tuple[JsonValue, list[Problem]]:
+def _read_value(value: Any, definition: Input, at: str, *, from_text: bool, is_shown: bool) -> tuple[JsonValue, list[Problem]]:
+    shown = ""
+    if is_shown and isinstance(value, str | int | float):
+        shown = code(cut(one_line(value) if from_text and isinstance(value, str) else as_text(value), _SHOWN_CHARACTERS))
     if from_text and isinstance(value, str):
         try:
             value = _parse_text(value, definition.type)
         except ValueError as error:
-            return None, [
-                Problem("bad-input", at=at, message=f"this is not {_TYPE_NAMES[definition.type]}{error}", hint=_text_hint(definition))
-            ]
+            message = f"{shown or 'this'} is not {_TYPE_NAMES[definition.type]}{error}"
+            return None, [Problem("bad-input", at=at, message=message, hint=_text_hint(definition))]
     if problems := find_oversize([(at, value, 1)]) or find_bad_values(value, at):
         return None, problems
     value = normalize(value)
     faults = [
-        Problem("bad-input", at=at, message=f"the value {fault}", hint=definition.description) for fault in _faults(value, definition)
+        Problem("bad-input", at=at, message=f"the value {shown + ' ' if shown else ''}{fault}", hint=definition.description)
+        for fault in _faults(value, definition)
     ]
     return _copy(value), faults
 
@@ -209,10 +220,8 @@ def _parse_text(text: str, kind: str) -> JsonValue:
     match kind:
         case "string":
             return text
-        case "integer" if _INTEGER.fullmatch(text):
-            return int(text)
-        case "number" if _INTEGER.fullmatch(text):
-            return int(text)
+        case "integer" | "number" if (whole := _parse_whole(text)) is not None:
+            return whole
         case "number" if _NUMBER.fullmatch(text):
             return float(text)
         case "boolean" if text in ("true", "false"):
@@ -223,10 +232,33 @@ def _parse_text(text: str, kind: str) -> JsonValue:
             raise ValueError
 
 
+def _parse_whole(text: str) -> int | None:
+    """Return the whole number that `text` writes, such as 1 for `1`, `1.0` and `1e0`, or None if it writes no such number."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = Decimal(text)
+    return int(number) if number.adjusted() < _MAX_DIGITS and number == number.to_integral_value() else None
+
+
 def type_in_words(definition: Input) -> str:
     """Return the type of an input, and how a text of it is written: `an integer`, `a list, in JSON: ["a", "b"]`."""
     example = _EXAMPLES.get(definition.type)
     return _TYPE_NAMES[definition.type] + (f", in JSON: {example}" if example else "")
+
+
+def limits_in_words(definition: Input) -> Iterator[str]:
+    """Yield what a value must keep to, except the choices: `at least 2`, `pattern ^web-[0-9]+$`."""
+    if definition.pattern is not None:
+        yield f"pattern {code(definition.pattern)}"
+    unit = "members" if definition.type == "array" else "characters"
+    for word, limit, of_what in (
+        ("at least", definition.minimum, ""),
+        ("at most", definition.maximum, ""),
+        ("at least", definition.min_length, f" {unit}"),
+        ("at most", definition.max_length, f" {unit}"),
+    ):
+        if limit is not None:
+            yield f"{word} {limit:g}{of_what}"
 
 
 def _text_hint(definition: Input) -> str:

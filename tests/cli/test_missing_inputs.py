@@ -40,12 +40,15 @@ def test_each_missing_input_is_described_and_asked_again_after_an_invalid_value(
         terminals, "--input", "force=true", host=HOST, force={"type": "boolean"}, times=TIMES, left={"default": "as it is"}
     )
     terminal.wait_for("\nhost: ")
-    assert "试运行 needs 2 inputs; Ctrl-C ends the command, and nothing starts\n" in terminal.shown
+    assert (
+        "试运行 needs 2 inputs; Ctrl-C ends the command, and nothing starts\ndefaults, which `--input NAME=VALUE` changes: left=as it is\n"
+        in terminal.shown
+    )
     assert "主机 (host): text\n  The node to greet\n  1) web-1\n  2) 网-2\n" in terminal.shown
     terminal.type("3\n")
     terminal.wait_for("  the value is none of `web-1`, `网-2`\nhost: ")
     terminal.type("2\n")
-    terminal.wait_for("times: an integer\ntimes: ")
+    terminal.wait_for("times: an integer\n  at least 2\ntimes: ")
     terminal.type("many\n")
     terminal.wait_for("  this is not an integer\ntimes: ")
     terminal.type("1\n")
@@ -119,12 +122,49 @@ def test_nothing_is_asked_with_yes_or_json(terminals: list[Terminal], option: st
     assert "\nwhat: " not in terminal.shown
 
 
-def test_nothing_is_asked_if_a_given_value_is_invalid(terminals: list[Terminal]) -> None:
-    terminal = run_at(terminals, greeting(what={}, times=TIMES), "--input", "times=1")
+def test_a_given_value_that_is_wrong_is_asked_again_and_the_others_are_kept(terminals: list[Terminal]) -> None:
+    name = {"pattern": "^web-[0-9]+$", "max_length": 9}
+    terminal = run_at(
+        terminals, greeting(kept={}, node=name, times=TIMES), "--input", "node=db-1", "--input", "kept=保留", "--input", "times=1"
+    )
+    terminal.wait_for("--input node: the value `db-1` does not match the pattern `^web-[0-9]+$`\nnode: text\n")
+    terminal.wait_for("  pattern `^web-[0-9]+$`, at most 9 characters\nnode: ")
+    terminal.type("web-1\n")
+    terminal.wait_for("--input times: the value `1` is smaller than 2\n")
+    terminal.type("2e0\n")
+    assert terminal.end() == 0
+    (run,) = map(json.loads, recorded_runs().splitlines())
+    assert run["inputs"] == {"kept": "保留", "node": "web-1", "times": 2}
+
+
+def test_the_wrong_value_of_a_secret_input_is_not_shown(terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, greeting(api_token={"min_length": 10}), "--input", "api_token=hush")
+    terminal.wait_for("--input api_token: the value has 4 characters, but needs at least 10\n")
+    terminal.type("\x04")
+    assert terminal.end() == 2
+    assert "hush" not in terminal.shown
+
+
+def test_nothing_is_asked_if_an_input_does_not_exist(terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, greeting(what={}), "--input", "whta=1")
     assert terminal.end() == 2
     assert "no value for `what`" in terminal.shown
-    assert "the value is smaller than 2" in terminal.shown
+    assert "did you mean `what`?" in terminal.shown
     assert "\nwhat: " not in terminal.shown
+
+
+def test_secrets_and_tools_are_checked_before_anything_is_asked(terminals: list[Terminal]) -> None:
+    inputs = {"what": {}}
+    uses = {"who": "${{ secrets.greeting_token }} ${{ inputs.what }}"}
+    for wrong, message in (
+        (step("greet", "greet", parameters=uses), "greeting_token"),
+        (step("greet", "greeet"), "no tool is called `greeet`"),
+    ):
+        terminal = run_at(terminals, document(wrong, inputs=inputs))
+        assert terminal.end() == 2
+        assert message in terminal.shown
+        assert "needs 1 input" not in terminal.shown
+    assert recorded_runs() == b""
 
 
 def test_nothing_is_asked_without_a_terminal() -> None:

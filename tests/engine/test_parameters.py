@@ -40,6 +40,10 @@ async def ended(flow: Flow[..., Any], parameters: dict[str, Any]) -> State:
 RARE = [
     ({"environment": "prod", "zone": "eu"}, ["the plan has no input `zone`; known: `environment`, `times`"]),
     ({"zone": "eu"}, ["no value for `environment`", "the plan has no input `zone`"]),
+    (
+        {"environment": "prod", "__class__": 1, "__dict__": 2, "__init__": 3},
+        ["no input `__class__`", "no input `__dict__`", "no input `__init__`"],
+    ),
     ({"flow": "x", "self_": 1, "parameters": {}}, ["no input `flow`", "no input `self_`", "no input `parameters`"]),
 ]
 
@@ -48,7 +52,10 @@ RARE = [
     ("parameters", "expected"),
     [
         ({}, ["no value for `environment`; give text"]),
-        ({"environment": 3, "times": "many"}, ["inputs.environment: the value is an integer", "inputs.times: the value is text"]),
+        (
+            {"environment": 3, "times": "many"},
+            ["inputs.environment: the value `3` is an integer", "inputs.times: the value `many` is text"],
+        ),
         ({"environmnet": "生产"}, ["no value for `environment`", "did you mean `environment`?"]),
         *(pytest.param(*case, marks=pytest.mark.thorough) for case in RARE),
     ],

@@ -110,7 +110,7 @@ async def test_an_invalid_input_of_a_sub_plan_fails_its_step(cluster: Cluster, s
     plan = around(site(inputs={"site": Input(enum=["上海"])}), do("after", "after", "verify"))
     ended = await run(plan, cluster, store)
     assert (ended.status, cluster.done) == (PlanStatus.FAILED, [])
-    assert ended.step("verify").error == "`inputs.site`: the value is none of `上海`"
+    assert ended.step("verify").error == "`inputs.site`: the value `北京` is none of `上海`"
     assert [ended.step(name).status for name in ("verify.check", "verify.mark", "after")] == [StepStatus.SKIPPED] * 3
 
 

@@ -60,7 +60,7 @@ cases:
         "9:9 bad-answer `drain` has no gate, so nobody is asked; remove the answer, or require an approval in the plan",
         "9:25 bad-value this must be one of `approve`, `reject`, `expire`; did you mean `approve`?",
         "9:42 bad-value this must be one of `approve`, `reject`, `expire`; ",
-        "12:14 bad-input the value does not match the pattern `^web-[0-9]+$`; ",
+        "12:14 bad-input the value `db-1` does not match the pattern `^web-[0-9]+$`; ",
         "13:5 unknown-field a case has no field `expects`; did you mean `expect`?",
         "15:7 bad-value this must be one of `completed`, `failed`, `cancelled`, `partial`; did you mean `completed`?",
         "16:23 unknown-step no step is called `verfy`; did you mean `verify`?",

@@ -36,9 +36,7 @@ def import_plan(plan: ExecutionPlan, *, source: str, name: str | None = None, re
     document = plan.to_document()
     record, without_results = _record_of(plan.history, results=results)
     if record:
-        metadata = cast("dict[str, JsonValue]", document.get("metadata", {}))
-        history: dict[str, JsonValue] = {"source": source, "meaning": MEANING, "record": redacted(record, expressions=False)}
-        document["metadata"] = {**metadata, _free_key(HISTORY, metadata): history}
+        document["metadata"] = _with_history(_without_history(plan.metadata), record, source)
     if name is not None:
         document["name"] = name
     fresh = ExecutionPlan.model_validate(document)
@@ -46,6 +44,25 @@ def import_plan(plan: ExecutionPlan, *, source: str, name: str | None = None, re
         fresh.id = plan.id
         fresh.model_fields_set.discard("id")
     return ImportedPlan(fresh, tuple(_notes(plan, record, without_results)))
+
+
+def keep_history(plan: ExecutionPlan, *, source: str) -> None:
+    """Put what the document of `plan` recorded about an execution into its metadata, without results and errors, as an import does."""
+    record, _ = _record_of(plan.history, results=False)
+    if record:
+        plan.metadata = _with_history(plan.metadata, record, source)
+
+
+def _with_history(metadata: Mapping[str, JsonValue], record: dict[str, JsonValue], source: str) -> dict[str, JsonValue]:
+    history: dict[str, JsonValue] = {"source": source, "meaning": MEANING, "record": redacted(record, expressions=False)}
+    return {**metadata, _free_key(HISTORY, metadata): history}
+
+
+def _without_history(metadata: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return `metadata` without what `keep_history` added: its newest history."""
+    newest = [*metadata][-1:]
+    is_history = any(isinstance(entry := metadata[key], dict) and entry.get("meaning") == MEANING for key in newest)
+    return {key: value for key, value in metadata.items() if not (is_history and key in newest)}
 
 
 def _record_of(history: Mapping[str, JsonValue], *, results: bool) -> tuple[dict[str, JsonValue], list[str]]:

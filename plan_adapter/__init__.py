@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from plan_adapter.gates.terminal import TerminalApprover
     from plan_adapter.hooks import Hooks
     from plan_adapter.loading import aload_plan, load_plan
-    from plan_adapter.options import ExecutionOptions, Input
-    from plan_adapter.plan import ExecutionPlan, Step
+    from plan_adapter.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow
+    from plan_adapter.plan import ExecutionPlan, Rollback, Step
     from plan_adapter.problems import Problem
     from plan_adapter.record import PlanRun, PlanSummary, RunContext, StepRun
     from plan_adapter.runner import (
@@ -91,8 +91,8 @@ _EXPORTS = {
     "gates.terminal": ("TerminalApprover",),
     "hooks": ("Hooks",),
     "loading": ("aload_plan", "load_plan"),
-    "options": ("ExecutionOptions", "Input"),
-    "plan": ("ExecutionPlan", "Step"),
+    "options": ("ApprovalPolicy", "Concurrency", "ExecutionOptions", "Input", "Question", "RunWindow"),
+    "plan": ("ExecutionPlan", "Rollback", "Step"),
     "problems": ("Problem",),
     "record": ("PlanRun", "PlanSummary", "RunContext", "StepRun"),
     "runner": (
@@ -125,9 +125,11 @@ _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in nam
 
 __all__ = [
     "Approval",
+    "ApprovalPolicy",
     "ApprovalRequest",
     "Approver",
     "CallbackApprover",
+    "Concurrency",
     "Done",
     "Draft",
     "DraftError",
@@ -156,10 +158,13 @@ __all__ = [
     "PolicyApprover",
     "PrefectApprover",
     "Problem",
+    "Question",
+    "Rollback",
     "RunConflictError",
     "RunContext",
     "RunFailedError",
     "RunReason",
+    "RunWindow",
     "StandingApproval",
     "Step",
     "StepRun",

@@ -37,13 +37,22 @@ class Problem:
         return f"{place}: {self.severity}[{self.code}]{path}: {self.message}{hint}"
 
 
+_OTHER_WORDS: Mapping[str, str] = MappingProxyType(
+    {"tool": "tool_name", "uses": "tool_name", "cmd": "command", "script": "command", "args": "argv", "needs": "depends_on", "if": "when"}
+)
+"""What other programs call a field or a parameter, and what it is called here."""
+
+
 def did_you_mean(word: str, known: Collection[str]) -> str:
     """Return `did you mean …?` with the nearest name in `known`, or a list of known names if none is near.
 
-    The start of a name is also near, and so is the id of a step in its own plan: `certificate` for `verify.certificate`. In a collection of
+    What other programs call something is near (`tool` for `tool_name`). The start of a name is also near, and so is the id of a step in its
+    own plan: `certificate` for `verify.certificate`. In a collection of
     more than 50 names, only names that differ by one letter (added, missing, replaced or swapped) are near besides. Pass a frozenset to
     have its index cached.
     """
+    if (meant := _OTHER_WORDS.get(word.casefold())) in known and word not in known:
+        return f"did you mean `{meant}`?"
     if word not in known and (inside := next((name for name in sorted(known) if name.endswith(f".{word}")), None)) is not None:
         return f"did you mean `{inside}`?"
     if len(known) > 50:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import JsonValue
 
 from plan_adapter.approvals import Approval, Resolution
-from plan_adapter.gates.approval import Approver, requires_approval
+from plan_adapter.gates.approval import Approver, os_user, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.hooks import Hooks
@@ -220,7 +220,7 @@ async def aresolve_step(
     step_id: str,
     resolution: Resolution,
     *,
-    by: str,
+    by: str | None = None,
     item: int | None = None,
     result: JsonValue = None,
     note: str = "",
@@ -234,15 +234,15 @@ async def aresolve_step(
     the run as cancelled. With `rollback`, the resolution is about the rollback of the step. With `end_command`, a command of the call that
     outlived its run and still runs on this host is ended first, and the receipt's note says so.
 
-    The resolution is stored as the receipt of the attempt, with the name of the person who gave it: as `os_user` if `by` is the account of
-    this process, else as unverified. A process that waits for it, in a form
+    The resolution is stored as the receipt of the attempt, with the name of the person who gave it: as `os_user` if `by` is left out or the
+    account of this process, else as unverified. A process that waits for it, in a form
     or at its terminal, continues at once.
 
     Raises NotApprovedError if `by` is not allowed to answer at the plan's gates. Raises RunConflictError if the step has no unknown
     outcome, if a process executes the run and is not asking about this outcome, and for `again` while a command of the call still runs on
     this host.
     """
-    settings = Settings()
+    settings, by = Settings(), by or os_user()
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)
         kind: CallKind = "rollback" if rollback else "step"
@@ -262,7 +262,7 @@ def resolve_step(
     step_id: str,
     resolution: Resolution,
     *,
-    by: str,
+    by: str | None = None,
     item: int | None = None,
     result: JsonValue = None,
     note: str = "",
@@ -289,18 +289,20 @@ def resolve_step(
 
 
 async def arevise_run(
-    run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str, note: str = "", store: PlanStore | None = None
+    run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str | None = None, note: str = "", store: PlanStore | None = None
 ) -> PlanRun:
     """Make `plan` the new version of a run's plan, and return the run, which waits for an approval again.
 
     The run keeps its inputs, its receipts, and the approvals of single steps that the new version does not change. A process that waits at
     the run's gate asks again and shows the differences. A step can be corrected if all its attempts have failed.
 
+    `by` defaults to the account of this process.
+
     Raises InvalidPlanError, and NotApprovedError if `by` is not an operator of the run's current plan. Raises RunConflictError if the run
     has completed, is executing or was rolled back, or if the new version changes or removes a step that has succeeded or may have been
     done.
     """
-    settings = Settings()
+    settings, by = Settings(), by or os_user()
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)
         await require_operator(await opened.get(run.digest), run, opened, settings, by=by, operation="revise")
@@ -315,21 +317,21 @@ async def arevise_run(
 
 
 def revise_run(
-    run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str, note: str = "", store: PlanStore | None = None
+    run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str | None = None, note: str = "", store: PlanStore | None = None
 ) -> PlanRun:
     """Make `plan` the new version of a run's plan, and return the run. See `arevise_run`."""
     return run_sync(arevise_run(run_id, plan, tools=tools, by=by, note=note, store=store), twin="arevise_run")
 
 
 async def draft_revision(
-    run_id: str, words: str, *, replanner: Replanner, tools: ToolRegistry, by: str, store: PlanStore | None = None
+    run_id: str, words: str, *, replanner: Replanner, tools: ToolRegistry, by: str | None = None, store: PlanStore | None = None
 ) -> "Draft":
     """Draft a new version of the remaining steps of a run, from its record and a person's `words`. The run itself is not changed.
 
     If the draft has a plan, pass it to `arevise_run`. Raises NotApprovedError if `by` is not an operator of the plan, RunConflictError if
     the run cannot take a new version or an outcome is unknown, InvalidPlanError if a tool of the plan is missing, and ModelError.
     """
-    settings = Settings()
+    settings, by = Settings(), by or os_user()
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)
         plan = await opened.get(run.digest)

@@ -69,13 +69,16 @@ class PlanSession:
         self.current_plan = plan
 
     def approve(
-        self, *, by: str, inputs: Mapping[str, object] | None = None, note: str = "", valid_for: timedelta | None = None
+        self, *, by: str | None = None, inputs: Mapping[str, object] | None = None, note: str = "", valid_for: timedelta | None = None
     ) -> Approval:
-        """Return an approval of the current plan by the person `by`. The next `execute` with these inputs uses it up."""
+        """Return an approval of the current plan by the person `by`, or else the account of this process.
+
+        The next `execute` with these inputs uses it up.
+        """
         self._approval = approve(self._require_plan(), tools=self.tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
         return self._approval
 
-    def reject(self, *, by: str, note: str = "") -> None:
+    def reject(self, *, by: str | None = None, note: str = "") -> None:
         """Record that the person `by` rejects the current plan. The next `execute` then records a rejected run."""
         self._approval = reject(self._require_plan(), tools=self.tools, by=by, note=note)
 
@@ -120,7 +123,7 @@ class PlanSession:
         )
         return self.run
 
-    async def revise(self, words: str, *, by: str) -> ExecutionPlan:
+    async def revise(self, words: str, *, by: str | None = None) -> ExecutionPlan:
         """Replan the remaining steps of the session's run, from its record and the `words` of the person `by`, and return the new version.
 
         Completed steps are kept. The new version becomes the current plan and needs an approval: `resume` uses the one from `approve`,

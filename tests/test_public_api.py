@@ -11,9 +11,11 @@ import plan_adapter
 
 NAMES = [
     "Approval",
+    "ApprovalPolicy",
     "ApprovalRequest",
     "Approver",
     "CallbackApprover",
+    "Concurrency",
     "Done",
     "Draft",
     "DraftError",
@@ -42,10 +44,13 @@ NAMES = [
     "PolicyApprover",
     "PrefectApprover",
     "Problem",
+    "Question",
+    "Rollback",
     "RunConflictError",
     "RunContext",
     "RunFailedError",
     "RunReason",
+    "RunWindow",
     "StandingApproval",
     "Step",
     "StepRun",
@@ -197,3 +202,19 @@ def loaded_after(code: str) -> set[str]:
     report = f"{code}\nimport sys\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
     return set(ended.stdout.split())
+
+
+def test_who_answers_revises_and_saves_is_the_account_of_the_process_by_default() -> None:
+    from plan_adapter.gates.approval import os_user
+
+    plan = plan_adapter.ExecutionPlan(description="x")
+    plan.add_step("read_file", "Read", {"path": "x"})
+    tools = plan_adapter.ToolRegistry.with_builtins()
+    assert plan_adapter.approve(plan, tools=tools).by == plan_adapter.reject(plan, tools=tools).by == os_user()
+    session = plan_adapter.PlanSession
+    functions = (
+        *(plan_adapter.approve, plan_adapter.reject, plan_adapter.resolve_step, plan_adapter.aresolve_step, plan_adapter.revise_run),
+        *(plan_adapter.arevise_run, plan_adapter.run_plan, plan_adapter.cancel_run, session.approve, session.reject, session.revise),
+    )
+    assert {inspect.signature(function).parameters["by"].default for function in functions} == {None}
+    assert inspect.signature(plan_adapter.PlanStore.save).parameters["author"].default is None

@@ -97,7 +97,7 @@ def deploy(
 
     folder = Path(source) if Path(source).is_dir() else None
     options = DeploymentOptions(
-        schedule=_parse_schedule(cron, interval, rrule, time_zone),
+        schedule=parse_schedule(cron, interval, rrule, time_zone),
         pool=pool,
         queue=work_queue,
         job_variables=_parse_job_variables(job_variable or [], image, tools or []),
@@ -150,7 +150,7 @@ def _in_local_store(deployment: "RunbookDeployment", store_url: str) -> "Runbook
     return replace(deployment, options=replace(deployment.options, local_store=store_url))
 
 
-def _parse_schedule(cron: str | None, interval: str | None, rrule: str | None, time_zone: str | None) -> "SCHEDULE_TYPES | None":
+def parse_schedule(cron: str | None, interval: str | None, rrule: str | None, time_zone: str | None) -> "SCHEDULE_TYPES | None":
     """Return the schedule of the options. Raises UsageError, DeploymentError."""
     from plan_adapter.engine.deployments import make_schedule  # imports Prefect
 
@@ -298,8 +298,8 @@ def _pool_names(deployments: "Sequence[PlannedDeployment]") -> list[str]:
     return list(dict.fromkeys(deployment.pool for deployment in deployments if deployment.pool is not None))
 
 
-def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is_dry: bool, as_json: bool) -> None:
-    """Print what happened to each deployment, or what would happen."""
+def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is_dry: bool, as_json: bool, all_forms: bool = False) -> None:
+    """Print what happened to each deployment, or what would happen, with the link to the form of the only one, or of each."""
     for deployment in done:
         form = None if deployment.deployment_id is None else server.form_url(deployment.deployment_id)
         if as_json:
@@ -314,7 +314,7 @@ def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is
         what = f"would be {deployment.action}" if is_dry and deployment.action != "unchanged" else deployment.action
         changes = f": {', '.join(deployment.changes)}" if deployment.changes else ""
         output.line(f"{deployment.name}: {what}{changes}")
-        if form is not None and len(done) == 1:
+        if form is not None and (len(done) == 1 or all_forms):
             output.line(f"form: {form}")
 
 

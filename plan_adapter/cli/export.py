@@ -5,7 +5,9 @@ from contextlib import nullcontext
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Annotated, Literal
+
+from cyclopts import Parameter
 
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode
@@ -22,7 +24,7 @@ async def export(
     /,
     *,
     format: Literal["record", "mermaid", "aster"] = "record",
-    output: Path | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:

@@ -24,10 +24,12 @@ _STEP_ENDS = {"cancelled": "cancelled", "timed_out": "timed out"}
 
 
 def run_json(run: PlanRun, *, steps: bool) -> dict[str, Any]:
-    """Return every field of `run`, its counts and progress; with `steps` also each step run."""
+    """Return every field of `run`, its counts, progress and the step that runs or is next; with `steps` also each step run."""
     fields = asdict(run)
     step_runs = fields.pop("steps")
     fields["summary"] = {name: value for name, value in asdict(run.summary()).items() if name not in ("id", "description", "status")}
+    current = None if run.status.has_ended else run.current_step
+    fields["current_step"] = None if current is None else current.id
     return {**fields, "steps": step_runs} if steps else fields
 
 

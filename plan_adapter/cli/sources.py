@@ -108,6 +108,10 @@ def is_words(source: str) -> bool:
     return _TOKEN.fullmatch(source) is None and not is_plan(source)
 
 
+_PATH = re.compile(r"[/\\]|\.(ya?ml|json)$", re.IGNORECASE)
+"""What a path has and the name of a stored plan has not."""
+
+
 def is_plan(source: str) -> bool:
     """Return whether `source` can name a plan: stdin, a stored plan, or an existing path."""
     return source == STDIN or is_stored(source) or os.path.exists(source)  # noqa: PTH110  # Path.exists raises for a long text
@@ -141,7 +145,7 @@ async def named_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
             raise InvalidPlanError(problems)
         await pin_stored(pin_files(plan, read=lambda file: _read_git(revision, os.path.relpath(file))), store)
         return plan
-    return await plan_of(source if is_plan(source) else f"{STORE_PREFIX}{source}", store)
+    return await plan_of(source if is_plan(source) or _PATH.search(source) else f"{STORE_PREFIX}{source}", store)
 
 
 def _read_git(revision: str, path: str) -> "tuple[ExecutionPlan | None, list[Problem]]":

@@ -76,14 +76,15 @@ def approve(
     plan: ExecutionPlan,
     *,
     tools: ToolRegistry,
-    by: str,
+    by: str | None = None,
     inputs: Mapping[str, object] | None = None,
     note: str = "",
     valid_for: timedelta | None = None,
 ) -> Approval:
     """Return an approval of `plan` as it is now, with these inputs and tool definitions. Pass it to `run_plan`.
 
-    Only one run can use it. `valid_for` limits it in time. Raises InvalidPlanError.
+    `by` is the person who approves, by default the account of this process. Only one run can use the approval. `valid_for` limits it in
+    time. Raises InvalidPlanError.
     """
     return _answer_plan("approve", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
 
@@ -92,7 +93,7 @@ def reject(
     plan: ExecutionPlan,
     *,
     tools: ToolRegistry,
-    by: str,
+    by: str | None = None,
     inputs: Mapping[str, object] | None = None,
     note: str = "",
     valid_for: timedelta | None = None,
@@ -379,7 +380,7 @@ def _answer_plan(
     plan: ExecutionPlan,
     *,
     tools: ToolRegistry,
-    by: str,
+    by: str | None,
     inputs: Mapping[str, object] | None,
     note: str,
     valid_for: timedelta | None,
@@ -388,5 +389,5 @@ def _answer_plan(
         raise TypeError(f"valid_for is {valid_for!r}: give a timedelta, as in timedelta(minutes=30)")
     bound = bind_inputs(validate(plan, tools), inputs)
     request = ApprovalRequest(bound.approval_digest, plan.name, plan.description, text="")
-    answer = answer_to(request, decision=decision, by=by, known_by="unverified", note=note)
+    answer = answer_to(request, decision=decision, by=by or os_user(), known_by="unverified", note=note)
     return answer if valid_for is None else replace(answer, expires_at=answer.at + valid_for)

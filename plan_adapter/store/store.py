@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError
 from plan_adapter.approvals import Approval
 from plan_adapter.canonical import canonical_document, plan_digest
 from plan_adapter.errors import RunConflictError, StoreSettingsError
+from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.identity import Identity, identity_of_given
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import Attempt, PlanRun, Receipt, RunContext
@@ -155,8 +156,12 @@ class PlanStore(StorePart):
 
     # Plans
 
-    async def save(self, plan: ExecutionPlan, *, author: str, name: str | None = None, context: RunContext | None = None) -> PlanVersion:
+    async def save(
+        self, plan: ExecutionPlan, *, author: str | None = None, name: str | None = None, context: RunContext | None = None
+    ) -> PlanVersion:
         """Save `plan` as the next version of `name` (default: the plan's own) and return that version.
+
+        `author` defaults to the account of this process.
 
         If the newest version has the same digest and author, returns that one instead. Another author who saves the same content creates a
         new version, which records who saved it and when.
@@ -164,7 +169,7 @@ class PlanStore(StorePart):
         await refuse_secrets({"": canonical_document(plan)})
         scoped = self._with_tenant(context)
         row = plans.plan_row(plan, plan_digest(plan), scoped)
-        return await self._database.write(partial(plans.save, row=row, name=name or plan.name, author=author, context=scoped))
+        return await self._database.write(partial(plans.save, row=row, name=name or plan.name, author=author or os_user(), context=scoped))
 
     async def get(self, name_or_digest: str, version: int | None = None) -> ExecutionPlan:
         """Return a plan by its name (newest version unless one is given), its digest, or an unambiguous prefix of the digest."""

@@ -319,7 +319,8 @@ def as_tool(
     A task with retries, a cache or persisted results is refused: retries belong in the approved plan, and receipts keep results without
     secrets.
 
-    A flow is called itself and appears as a subflow. `probe` works as for `tool`. Raises ToolDefinitionError for anything else.
+    A flow is called itself and appears as a subflow. Without a name of its own it is called as its function: `restart_web`.
+    `probe` works as for `tool`. Raises ToolDefinitionError for anything else.
     """
     if isinstance(obj, Tool):
         known = cast("Tool[..., Any]", obj)
@@ -333,7 +334,10 @@ def as_tool(
     inner, prefect_name = getattr(obj, "fn", None), getattr(obj, "name", None)
     if callable(obj) and callable(inner) and isinstance(prefect_name, str):
         if hasattr(obj, "flow_run_name"):
-            return Tool(obj, effect=effect or "write", name=name or prefect_name, probe=probe, source=inner)
+            # Prefect's own name of a flow has hyphens in place of the underscores of its function.
+            own_name = getattr(inner, "__name__", "")
+            given_name = own_name if prefect_name == own_name.replace("_", "-") else prefect_name
+            return Tool(obj, effect=effect or "write", name=name or given_name, probe=probe, source=inner)
         _refuse_replaced_options(obj, prefect_name)
         return Tool(inner, effect=effect or "write", name=name or prefect_name, probe=probe, task=obj)
     if callable(obj):

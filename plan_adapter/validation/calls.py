@@ -204,12 +204,15 @@ def _declarations(
     return Declared(by_place, results)
 
 
+_ID_HINT = "use a letter from a to z or _, then at most 63 such letters, digits, _ or -; the `description` can be in any language"
+
+
 def _check_ids(places: Mapping[str, Step], findings: Findings) -> None:
     first: dict[str, str] = {}
     for place, step in places.items():
         at = f"{place}.id"
         if not re.fullmatch(STEP_ID, step.id):
-            findings.add("bad-id", at, f"{step.id[:80]!r} cannot be an id", "use a letter or _, then at most 63 letters, digits, _ or -")
+            findings.add("bad-id", at, f"{step.id[:80]!r} cannot be an id", _ID_HINT)
         elif step.id in RESERVED_IDS:
             findings.add("reserved-id", at, f"`{step.id}` is a reserved word of the expression language", f"call it `{step.id}_step`")
         if step.id in first:

@@ -38,13 +38,16 @@ def test_a_folder_and_a_file_are_served_without_a_work_pool_until_ctrl_c(plan: P
     terminal = served(terminals, folder, runbook(f"{name}-2", tags=["web"]))
     assert [f"{name}-{number}/{name}-{number}: created" in terminal.shown for number in range(3)] == [True] * 3
     assert "serving 3 runbooks; Ctrl-C stops" in terminal.shown
+    assert terminal.shown.count("form: http") == 3
     terminal.process.send_signal(2)
     assert terminal.end() == 130
     assert "Traceback" not in terminal.shown
     found = in_prefect(f"{name}-2")
     assert (found.work_pool_name, found.tags, found.paused, found.entrypoint is not None) == (None, ["web"], False, True)
-    again = served(terminals, folder / f"{name}-0.yaml")
-    assert f"{name}-0/{name}-0: unchanged" in again.shown
+    again = served(terminals, folder / f"{name}-0.yaml", "--cron", "0 3 * * *", "--time-zone", "Asia/Shanghai")
+    (entry,) = in_prefect(f"{name}-0").schedules
+    assert (entry.schedule.cron, entry.schedule.timezone) == ("0 3 * * *", "Asia/Shanghai")  # type: ignore[union-attr]
+    assert f"{name}-0/{name}-0: updated: schedule" in again.shown
     again.process.terminate()
     assert again.end() == 0
     assert again.shown.endswith("Ctrl-C stops\n"), "no warning and no traceback"
@@ -57,8 +60,10 @@ def test_a_folder_and_a_file_are_served_without_a_work_pool_until_ctrl_c(plan: P
         (["FILE", "FILE"], "several plans have the name"),
         (["FILE", "--limit", "0"], "--limit must be at least 1"),
         (["no-such-plan"], "no-such-plan"),
+        (["no-such-plan.yaml"], "no-such-plan.yaml: error[unreadable]: the file does not exist"),
+        (["FILE", "other", "--cron", "0 3 * * *"], "a schedule is for one runbook"),
     ],
-    ids=["nothing", "twice", "no limit", "unknown"],
+    ids=["nothing", "twice", "no limit", "unknown", "no file", "a schedule for two"],
 )
 def test_invalid_arguments_are_refused_with_the_reason(plan: Plan, name: str, arguments: list[str], reason: str) -> None:
     path = runbook(name)

@@ -157,6 +157,14 @@ def test_prefect_tasks_and_flows_can_be_tools(context: ToolContext) -> None:
     assert added.fn(**added.bind({"a": 2}, context)) == 3
 
 
+def test_a_flow_without_a_name_of_its_own_is_called_as_its_function() -> None:
+    from prefect import flow
+
+    def restart_web_node() -> None: ...
+
+    assert [as_tool(flow(restart_web_node)).name, as_tool(flow(name="a_b-c")(restart_web_node)).name] == ["restart_web_node", "a_b-c"]
+
+
 def test_the_error_for_a_task_with_retries_names_the_equivalent_step_options() -> None:
     from prefect import task
     from prefect.cache_policies import INPUTS

@@ -44,13 +44,18 @@ def test_a_folder_and_a_file_are_served_without_a_work_pool_until_ctrl_c(plan: P
     assert "Traceback" not in terminal.shown
     found = in_prefect(f"{name}-2")
     assert (found.work_pool_name, found.tags, found.paused, found.entrypoint is not None) == (None, ["web"], False, True)
-    again = served(terminals, folder / f"{name}-0.yaml", "--cron", "0 3 * * *", "--time-zone", "Asia/Shanghai")
-    (entry,) = in_prefect(f"{name}-0").schedules
-    assert (entry.schedule.cron, entry.schedule.timezone) == ("0 3 * * *", "Asia/Shanghai")  # type: ignore[union-attr]
-    assert f"{name}-0/{name}-0: updated: schedule" in again.shown
+    again = served(terminals, folder / f"{name}-0.yaml")
+    assert f"{name}-0/{name}-0: unchanged" in again.shown
     again.process.terminate()
     assert again.end() == 0
     assert again.shown.endswith("Ctrl-C stops\n"), "no warning and no traceback"
+
+
+def test_a_runbook_is_served_on_a_schedule(terminals: list[Terminal], name: str) -> None:
+    path = document(GREET, name=name, inputs={"who": {"default": "世界"}})
+    served(terminals, path, "--cron", "0 3 * * *", "--time-zone", "Asia/Shanghai", *TOOLS)
+    (entry,) = in_prefect(name).schedules
+    assert (entry.schedule.cron, entry.schedule.timezone) == ("0 3 * * *", "Asia/Shanghai")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

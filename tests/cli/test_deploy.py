@@ -181,6 +181,23 @@ def test_an_invalid_deployment_is_refused_before_anything_changes(plan: Plan, na
     assert plan("undeploy", name).code == 2
 
 
+@for_each(path=["nofile.yaml", "folder/nofile", "无.json"])
+def test_a_path_that_does_not_exist_is_reported_as_a_file(plan: Plan, path: str) -> None:
+    result = plan("deploy", path)
+    assert (result.code, result.err) == (2, f"{path}: error[unreadable]: the file does not exist; check the path\n")
+
+
+def test_undeploy_names_the_standing_approvals_that_stay(plan: Plan, name: str) -> None:
+    path = runbook(name)
+    deployed(plan, path)
+    terms = ("--schedule", f"{name}/{name}", "--until", "2099-12-31", "--input", "host=web-1", "--input", "times=1")
+    standing = plan("standing", "add", path, *terms, "--json").run["id"]
+    undeployed = plan("undeploy", name)
+    assert undeployed.out == f"{name}/{name}: deleted\n"
+    assert f"standing approval {standing} by " in undeployed.err
+    assert f"`plan standing revoke {standing}` revokes it" in undeployed.err
+
+
 def test_deployments_made_by_others_are_left_alone(plan: Plan, name: str) -> None:
     @flow(name=name)
     def theirs() -> None: ...

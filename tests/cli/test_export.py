@@ -33,6 +33,11 @@ def run_id(plan: Plan) -> str:
     return result.run["id"]
 
 
+def test_an_export_is_written_to_the_file_of_o(plan: Plan, run_id: str) -> None:
+    assert plan("export", run_id, "-o", "record.json").code == 0
+    assert json.loads(Path("record.json").read_text(encoding="utf-8"))["run"]["id"] == run_id
+
+
 def test_an_unaltered_run_is_intact(plan: Plan, run_id: str):
     result = plan("runs", "verify", run_id[:13])
     assert (result.code, result.err) == (0, "")

@@ -1,5 +1,6 @@
 """Tests of the calls that `plan show RUN` prints: parameters, attempts and durations."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,13 @@ def test_secrets_are_redacted_and_a_skipped_step_has_no_calls(plan: Plan, tmp_pa
     assert second["calls"] == []
     for secret in ("geheim-密码-42", "literal-geheim"):
         assert secret not in shown + result.out
+
+
+def test_json_names_the_step_that_runs_or_is_next_until_the_run_has_ended(plan: Plan) -> None:
+    calls = {"tool_name": "bash", "description": "Call it", "parameters": {"command": "true"}}
+    steps = [{"id": "a", **calls}, {"id": "b", **calls, "requires_approval": True, "depends_on": ["a"]}]
+    document = {"description": "x", "options": {"require_approval": False}, "steps": steps}
+    Path("next.json").write_text(json.dumps(document), encoding="utf-8")
+    waits = plan("run", "next.json", "--offline", "--json").run
+    assert plan("show", waits["id"], "--json").run["current_step"] == "b"
+    assert plan("resume", waits["id"], "--offline", "--json", "--yes").run["current_step"] is None

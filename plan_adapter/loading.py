@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from plan_adapter import documents
 from plan_adapter.errors import InvalidPlanError, StoreError
+from plan_adapter.plan_import import keep_history
 from plan_adapter.problems import Problem
 from plan_adapter.validation.fresh import MAX_SUB_PLANS, too_deep_problem
 
@@ -53,8 +54,9 @@ def load_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "Execu
     """Return a plan from a file, from a text, or from the store: `store:NAME@3`, or `store:NAME` for the newest version.
 
     A text counts as a path if a file of that name exists, or if it is one line that ends in .yaml, .yml or .json. The plans that its steps
-    run are loaded, too. If `store` is None, the settings name the store. Raises InvalidPlanError with every problem, and StoreError. Inside
-    a running event loop, use `aload_plan` for everything that is in the store.
+    run are loaded, too. What a document of Aster recorded about an execution is kept in the metadata, as by `plan import`. If `store` is
+    None, the settings name the store. Raises InvalidPlanError with every problem, and StoreError. Inside a running event loop, use
+    `aload_plan` for everything that is in the store.
     """
     if not _is_stored(source):
         plan, problems = documents.read_source(source)
@@ -70,11 +72,16 @@ def _is_stored(source: str | Path) -> bool:
 
 
 def _require_valid(plan: "ExecutionPlan | None", problems: list[Problem]) -> "ExecutionPlan":
-    """Return `plan`. Raises InvalidPlanError if its document, or that of a plan that it runs, has problems."""
+    """Return `plan`, with what its document recorded about an execution in its metadata, as an import does.
+
+    Raises InvalidPlanError if its document, or that of a plan that it runs, has problems.
+    """
     if plan is not None:
         problems = plan.document_problems
     if plan is None or problems:
         raise InvalidPlanError(problems)
+    file = plan._file  # pyright: ignore[reportPrivateUsage]  # the path of the document, set by its reader
+    keep_history(plan, source="a document" if file is None else Path(file).name)
     return plan
 
 

@@ -36,7 +36,7 @@ def import_plan(plan: ExecutionPlan, *, source: str, name: str | None = None, re
     document = plan.to_document()
     record, without_results = _record_of(plan.history, results=results)
     if record:
-        document["metadata"] = _with_history(_without_history(plan.metadata), record, source)
+        document["metadata"] = _with_history(plan.metadata, record, source)
     if name is not None:
         document["name"] = name
     fresh = ExecutionPlan.model_validate(document)
@@ -56,13 +56,6 @@ def keep_history(plan: ExecutionPlan, *, source: str) -> None:
 def _with_history(metadata: Mapping[str, JsonValue], record: dict[str, JsonValue], source: str) -> dict[str, JsonValue]:
     history: dict[str, JsonValue] = {"source": source, "meaning": MEANING, "record": redacted(record, expressions=False)}
     return {**metadata, _free_key(HISTORY, metadata): history}
-
-
-def _without_history(metadata: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return `metadata` without what `keep_history` added: its newest history."""
-    newest = [*metadata][-1:]
-    is_history = any(isinstance(entry := metadata[key], dict) and entry.get("meaning") == MEANING for key in newest)
-    return {key: value for key, value in metadata.items() if not (is_history and key in newest)}
 
 
 def _record_of(history: Mapping[str, JsonValue], *, results: bool) -> tuple[dict[str, JsonValue], list[str]]:

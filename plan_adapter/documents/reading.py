@@ -16,7 +16,6 @@ from plan_adapter.documents.json_text import read_json
 from plan_adapter.documents.nodes import Node, UnreadableError, shorten_path
 from plan_adapter.documents.yaml_text import read_yaml
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.plan_import import keep_history
 from plan_adapter.problems import Problem
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -59,7 +58,6 @@ def _attach_origin(plan: ExecutionPlan, fields: Fields, problems: list[Problem],
     if fields.step_histories:
         fields.history["steps"] = {plan.steps[index].id: history for index, history in fields.step_histories.items()}
     plan._history = fields.history  # pyright: ignore[reportPrivateUsage]  # only the reader sets what came with the document
-    keep_history(plan, source="a document" if file is None else Path(file).name)
     plan._problems = tuple(problems)  # pyright: ignore[reportPrivateUsage]
     plan._marks = marks  # pyright: ignore[reportPrivateUsage]
     plan._file = file  # pyright: ignore[reportPrivateUsage]

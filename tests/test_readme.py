@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
+from plan_adapter.record import PlanRun
 from tests import installed
 from tests.conftest import PrepareServer
 
@@ -29,14 +30,17 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-def newest_run(home: Path) -> str:
-    """Return the id of the newest run, which replaces `RUN` in commands."""
+def with_newest_run(command: str, home: Path) -> str:
+    """Return `command` with the newest run for `RUN`, and its approval digest for `DIGEST`."""
 
-    async def read() -> str:
+    async def read() -> PlanRun:
         async with PlanStore(f"sqlite:///{home / 'plans.db'}") as store:
-            return (await store.runs(limit=1))[0].id
+            return (await store.runs(limit=1))[0]
 
-    return asyncio.run(read())
+    if not re.search(r"\bRUN\b", command):
+        return command
+    run = asyncio.run(read())
+    return re.sub(r"\bDIGEST\b", run.approval_digest, re.sub(r"\bRUN\b", run.id, command))
 
 
 def test_the_tour_works_as_written(tmp_path: Path, prepare_server: PrepareServer) -> None:
@@ -52,7 +56,7 @@ def test_the_tour_works_as_written(tmp_path: Path, prepare_server: PrepareServer
             (tmp_path / block["file"]).write_text(block["text"], encoding="utf-8")
             continue
         for written, expected in commands(block["text"]):
-            command = re.sub(r"\bRUN\b", lambda _: newest_run(tmp_path / "home"), written)
+            command = with_newest_run(written, tmp_path / "home")
             done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
             printed = done.stdout + done.stderr
             assert done.returncode == 0, f"{command}\n{printed}"

@@ -69,6 +69,7 @@ class GateSelector:
     item: str | None = None  # its label or its number from 1
     digest: str | None = None  # the beginning of an approval digest: the answer applies only to that content
     kind: CallKind = "step"  # of the call whose outcome is recorded
+    yes: bool = False  # approve what waits, without `digest` and without being asked
 
     def __post_init__(self) -> None:
         """Raise UsageError for a digest that is too short."""
@@ -115,6 +116,7 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
         gate_policy = with_current_policy(gate.gate_policy, await store.get(run.digest), policy, step_id=gate.step_id)
         request = replace(request, gate_policy=gate_policy)
     is_named = gate.step_id is None or selector.step is not None or selector.digest is not None
+    may_ask = may_confirm(selector, as_json=as_json)
     if not selector.matches_digest(gate.approval_digest):
         was_asked = any(
             selector.matches_digest(asked_gate.approval_digest) for asked_gate in await store.gates.find(run_id=run.id, open_only=False)
@@ -123,14 +125,19 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
             run.id, wrong_digest_message(selector, gate, command_of(gate, options), was_asked=was_asked), options, gate, store
         )
     if not is_named:
-        refuse_unnamed_step(run.id, command_of(gate, options), may_ask=not as_json)
+        refuse_unnamed_step(run.id, command_of(gate, options), may_ask=may_ask)
     if not as_json:
         output.note(gate_summary(request) + "\n")
     options = await with_result(options, request, may_ask=not as_json)
-    if not is_named or (selector.digest is None and options.decision == "approve" and is_at_terminal() and not as_json):
+    names_no_content = selector.digest is None and options.decision == "approve"
+    if not is_named or (names_no_content and may_ask):
         await confirm(_gate_phrase(gate), options, gate)
-    elif selector.digest is None and options.decision == "approve" and await _content_has_changed(gate, store):
-        raise await _record_refusal(run.id, digest_required_message(gate, command_of(gate, options)), options, gate, store)
+    elif names_no_content:
+        why, command = await _why_digest_required(gate, run, store), command_of(gate, options)
+        if not selector.yes and options.fields is None:
+            raise UsageError(unconfirmed_message(gate, command, takes_yes=why is None))
+        if why is not None:
+            raise await _record_refusal(run.id, digest_required_message(why, gate, command), options, gate, store)
     closed, approval = await _submit_answer(options, gate, request, store, settings)
     if options.decision == "reject" and gate.step_id is None and gate.attended is False:
         await _end_rejected_run(run, approval, store)
@@ -161,10 +168,21 @@ def wrong_digest_message(selector: GateSelector, asked: Question, command: str, 
     return f"{why}; `{show_command(asked, api=api)}` prints it, then `{command}` answers"
 
 
-def digest_required_message(asked: Question, command: str, *, api: bool = False) -> str:
+def digest_required_message(why: str, asked: Question, command: str, *, api: bool = False) -> str:
     """Return why the approval needs `--digest`, and what to type."""
-    why = "this machine cannot tell whether the content changed" if api else "the content of the gate has changed since the run was created"
     return f"{why}, so name what you approve: `{show_command(asked, api=api)}` prints it, then `{command}` approves it"
+
+
+def unconfirmed_message(asked: Question, command: str, *, takes_yes: bool, api: bool = False) -> str:
+    """Return why an approval without `--digest` and `--yes` is refused where nobody can confirm it, and what to type."""
+    or_yes = "; `--yes` instead of `--digest` approves it unread" if takes_yes else ""
+    shows = f"`{show_command(asked, api=api)}` prints it"
+    return f"nobody can confirm here, so nothing was approved: `{command}` approves exactly what waits now, and {shows}{or_yes}"
+
+
+def may_confirm(selector: GateSelector, *, as_json: bool) -> bool:
+    """Return whether the user can be asked to confirm the answer."""
+    return is_at_terminal() and not as_json and not selector.yes
 
 
 async def with_result(options: AnswerOptions, request: ApprovalRequest, *, may_ask: bool) -> AnswerOptions:
@@ -172,6 +190,17 @@ async def with_result(options: AnswerOptions, request: ApprovalRequest, *, may_a
     if options.fields is None:
         return options
     return replace(options, result=await read_field_values(options.fields, request.fields, may_ask=may_ask))
+
+
+async def _why_digest_required(gate: Gate, run: PlanRun, store: "PlanStore") -> str | None:
+    """Return why this gate takes an approval that nobody confirms only with its digest, or None if it does not."""
+    if gate.kind == "approval" and _is_call_of_model(gate, run):
+        return "a model asks for this call, which `--yes` does not confirm"
+    return "the content of the gate has changed since the run was created" if await _content_has_changed(gate, store) else None
+
+
+def _is_call_of_model(gate: Gate, run: PlanRun) -> bool:
+    return gate.step_id is not None and gate.item is not None and run.step(gate.step_id).tool_name == GOAL
 
 
 async def _content_has_changed(gate: Gate, store: "PlanStore") -> bool:
@@ -216,7 +245,7 @@ def refuse_unnamed_step(run_id: str, command: str, *, may_ask: bool) -> None:
 
     Somebody who repeats the command that approved the plan must not approve a step by accident.
     """
-    if not (may_ask and is_at_terminal()):
+    if not may_ask:
         raise UsageError(f"run {run_id} waits only at a step; to answer there, name it: `{command}`")
 
 
@@ -249,7 +278,7 @@ def what_happens_next(gate: Gate, run: PlanRun, decision: Decision) -> str:
         case "reject":
             if gate.attended is False and gate.step_id is None:
                 return f"`plan show {run.id}` shows the details"
-            if gate.step_id is not None and gate.item is not None and run.step(gate.step_id).tool_name == GOAL:
+            if _is_call_of_model(gate, run):
                 return "the model reads your reason and continues" if gate.attended else _next_without_process(gate, run)
             return "the waiting process ends the run" if gate.attended else _next_without_process(gate, run, then="ends the run")
         case "request_changes":

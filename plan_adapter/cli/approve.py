@@ -14,6 +14,7 @@ async def approve(
     step: str | None = None,
     item: str | None = None,
     digest: str | None = None,
+    yes: bool = False,
     note: str = "",
     sign: bool = False,
     code: str | None = None,
@@ -22,14 +23,16 @@ async def approve(
     api: bool = False,
     json: bool = False,
 ) -> int:
-    """Approve a waiting run or step. What you approve is shown first.
+    """Approve a waiting run or step. You are shown what waits and asked to confirm it; a script needs `--digest` or `--yes`.
 
     Args:
         run: The id of a run, its beginning or end, `last`, or the id of a flow run; `plan gates` lists the runs that wait.
         step: The step to approve. Without it the plan is approved; if only one step waits, you are asked whether you mean that one.
         item: The item of the step's `for_each`: its label (`web-2`) or its number from 1.
         digest: The approval digest of what you read, or at least its first 8 characters: nothing else is approved.
-            Without it you confirm at the terminal; a script can then approve only content that has not changed since the run was created.
+            Without it you confirm at the terminal.
+        yes: Approve what waits without being asked and without `--digest`. It does not approve content that has changed since the run was
+            created, or the call of a model, and nothing with `--api`: these need `--digest`.
         note: A note to record with the answer.
         sign: Sign the answer with your SSH key.
         code: Your one-time code.
@@ -39,7 +42,7 @@ async def approve(
         json: Print one JSON object.
     """
     options = AnswerOptions("approve", note=note, sign=sign, code=code, by=by)
-    return await answer_gate(gate_selector(run, step, item, digest), options, Settings(), api=api, show=show, as_json=json)
+    return await answer_gate(gate_selector(run, step, item, digest, yes=yes), options, Settings(), api=api, show=show, as_json=json)
 
 
 async def answer_gate(
@@ -54,9 +57,9 @@ async def answer_gate(
         return await answer_in_store(selector, options, store, settings, as_json=as_json)
 
 
-def gate_selector(run: str | None, step: str | None, item: str | None, digest: str | None) -> GateSelector:
+def gate_selector(run: str | None, step: str | None, item: str | None, digest: str | None, *, yes: bool = False) -> GateSelector:
     """Return the selector of the gate to answer. Raises UsageError if no run is given."""
     if run is None:
         raise UsageError("which run? `plan gates` lists the runs that wait")
     refuse_item(item)
-    return GateSelector(run, step, item, digest)
+    return GateSelector(run, step, item, digest, yes=yes)

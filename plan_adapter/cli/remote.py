@@ -15,12 +15,13 @@ from plan_adapter.cli.answers import (
     confirm,
     decision_word,
     digest_required_message,
+    may_confirm,
     refuse_unnamed_step,
+    unconfirmed_message,
     with_result,
     wrong_digest_message,
 )
 from plan_adapter.cli.approval_state import age, time_left
-from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.questions import refuse_mismatched_answer
 from plan_adapter.cli.records import NO_FORM, QUESTION_SUFFIXES
@@ -79,8 +80,9 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
         if not show and not selector.matches_digest(form.approval_digest):
             raise NotApprovedError(wrong_digest_message(selector, form, command, was_asked=None, api=True))
         is_named = form.step_id is None or selector.step is not None or show or selector.digest is not None
+        may_ask = may_confirm(selector, as_json=as_json)
         if not is_named:
-            refuse_unnamed_step(form.run_id, command, may_ask=not as_json)
+            refuse_unnamed_step(form.run_id, command, may_ask=may_ask)
         request = _approval_request(form, await form_text(form), await form_fields(form) if form.kind == "question" else {})
         if show:
             _print_request(form, request, server, as_json=as_json)
@@ -93,10 +95,12 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
                 f"the form of a question takes a rejection only with all its fields: reject on the page {page}, or in the store"
             )
         options = await with_result(options, request, may_ask=not as_json)
-        needs_digest = selector.digest is None and options.decision == "approve"
-        if needs_digest and (as_json or not is_at_terminal()):
-            raise NotApprovedError(digest_required_message(form, command, api=True))
-        if not is_named or needs_digest:
+        names_no_content = selector.digest is None and options.decision == "approve"
+        if names_no_content and not may_ask:
+            if not selector.yes and options.fields is None:
+                raise UsageError(unconfirmed_message(form, command, takes_yes=False, api=True))
+            raise NotApprovedError(digest_required_message("this machine cannot tell whether the content changed", form, command, api=True))
+        if not is_named or names_no_content:
             await confirm("this plan" if form.step_id is None else f"step {_step_name(form)}", options, form)
         try:
             await answer_form(form, answer_with_proof(options, request, settings))

@@ -125,7 +125,7 @@ async def changed_tools(world: World, run: PlanRun) -> Gate:
 
 
 @pytest.mark.parametrize("change", ["a_revision", "two_revisions", "changed_tools"])
-async def test_changed_content_cannot_be_approved_without_a_digest(world: World, change: str) -> None:
+async def test_yes_does_not_approve_changed_content(world: World, change: str) -> None:
     run, _ = await world.detached()
     if change == "changed_tools":
         gate = await changed_tools(world, run)
@@ -135,7 +135,7 @@ async def test_changed_content_cannot_be_approved_without_a_digest(world: World,
         run, gate = await revised(world, run, "and another")
     command = f"plan approve {run.id} --digest {gate.approval_digest[:12]}"
     with pytest.raises(NotApprovedError, match=f"changed since the run was created.*{command}"):
-        await answer(world, GateSelector(run.id))
+        await answer(world, GateSelector(run.id, yes=True))
     await assert_nothing_was_answered(world, gate)
     assert await answer(world, GateSelector(run.id, digest=gate.approval_digest[:12])) == 0
 

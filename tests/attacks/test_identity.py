@@ -1,5 +1,6 @@
 """Tests that nobody can answer in the name of another person."""
 
+import itertools
 import os
 import pwd
 from pathlib import Path
@@ -42,9 +43,9 @@ def test_an_answer_in_the_name_of_another_account_is_refused(tmp_path: Path) -> 
     begun = plan("run", write_plan(tmp_path, PLAN_FOR_ANA), "--offline", "--json", cwd=tmp_path)
     assert begun.code == 6, begun.err
     run_id = begun.last["id"]
-    for command in (("approve", run_id), ("approve", run_id, "--by", "ana"), ("reject", run_id), ("reject", run_id, "--by", "ana")):
-        refused = plan(*command, "--json", cwd=tmp_path, **FORGED_NAMES)
-        assert refused.code == (2 if "--by" in command else 6), refused.out + refused.err
+    for answer, name in itertools.product((("approve", run_id, "--yes"), ("reject", run_id)), ((), ("--by", "ana"))):
+        refused = plan(*answer, *name, "--json", cwd=tmp_path, **FORGED_NAMES)
+        assert refused.code == (2 if name else 6), refused.out + refused.err
     assert plan("show", run_id, "--json", cwd=tmp_path).last["status"] == "pending_approval"
     exported = plan("export", run_id, "--json", cwd=tmp_path)
     assert [row for row in exported.last["audit"] if row["by"] == "ana" and row["known_by"] == "os_user"] == []

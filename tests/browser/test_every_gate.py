@@ -164,7 +164,7 @@ async def test_resume_does_not_pass_a_pause_without_a_form(respondent: Responden
     assert await wait_for_state(UUID(run["flow_run_id"]), "Waiting", "Running") == "Waiting"
     resumed = await workspace.plan("resume", run["id"], "--detach", "--json")
     assert (resumed.code, workspace.has_file("log.txt")) == (6, False), resumed.err
-    assert (await workspace.plan("approve", run["id"], "--step", "build")).code == 0
+    assert (await workspace.plan("approve", run["id"], "--step", "build", "--yes")).code == 0
     assert (await workspace.plan("resume", run["id"])).code == 0
     assert (workspace.folder / "log.txt").read_text() == "built\n"
 

@@ -285,7 +285,7 @@ async def test_the_form_has_no_code_field_on_a_server_without_authentication(sta
     assert await form.field("One-time code").count() == 0
     await form.fill("approve", name="ana-of-the-browser")
     await form.submit()
-    answered = await workspace.plan("approve", run_id, "--by", "ana-of-the-browser", "--code", pyotp.TOTP(seed).now())
+    answered = await workspace.plan("approve", run_id, "--by", "ana-of-the-browser", "--code", pyotp.TOTP(seed).now(), "--yes")
     assert answered.code == 0, answered.err
     assert (await plan.end())[0] == 0
     assert [answer.known_by for answer in await approvals(workspace, run_id)] == ["totp"]

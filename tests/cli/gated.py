@@ -20,6 +20,12 @@ def waiting(plan: Plan, **fields: Any) -> str:
     return result.run["id"]
 
 
+def approve_what_was_shown(plan: Plan, *options: str) -> CommandResult:
+    """Approve at the only open gate, with the command that `plan gates` prints for it."""
+    (gate,) = plan("gates", "--json").lines
+    return plan(*gate["command"].split()[1:], *options)
+
+
 def resumed(plan: Plan, run_id: str) -> CommandResult:
     return plan("resume", run_id, "--offline", "--json", *TOOLS)
 

@@ -16,7 +16,7 @@ __all__ = ["signer"]
 
 def test_an_approved_run_continues_when_it_is_resumed(plan: Plan) -> None:
     run_id = waiting(plan)
-    result = plan("approve", run_id[:-2], "--note", "看过了")
+    result = plan("approve", run_id[:-2], "--note", "看过了", "--yes")
     assert result.code == 0
     assert result.out == f"approved 试运行, by {ME} (os_user): run {run_id}\n"
     assert "**1. greet**" in result.err
@@ -47,7 +47,7 @@ def test_a_rejection_ends_a_run_without_a_waiting_process(plan: Plan) -> None:
 
 def test_a_second_answer_is_refused_and_the_error_shows_the_first(plan: Plan) -> None:
     run_id = waiting(plan)
-    assert plan("approve", run_id).code == 0
+    assert plan("approve", run_id, "--yes").code == 0
     result = plan("reject", run_id)
     assert result.code == 2
     assert f"{ME} answered at" in result.err
@@ -56,7 +56,7 @@ def test_a_second_answer_is_refused_and_the_error_shows_the_first(plan: Plan) ->
 
 def test_a_refused_answer_says_who_may_answer(plan: Plan) -> None:
     run_id = waiting(plan, approval={"approvers": ["ana"], "self_approval": False})
-    result = plan("approve", run_id, "--json")
+    result = plan("approve", run_id, "--json", "--yes")
     assert (result.code, result.lines) == (6, [{"error": "NotApprovedError", "message": f"{ME} may not answer here; only ana may"}])
     assert len(plan("gates", "--json").lines) == 1
 
@@ -74,21 +74,21 @@ def test_the_error_names_the_next_command_if_no_gate_is_open(plan: Plan) -> None
     command = f"plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}"
     assert result.err == f"plan: step `greet` of run {run_id} does not wait yet; the plan itself does: `{command}`\n"
     run_id = plan("run", document(step("b", "fail"), **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS).run["id"]
-    result = plan("approve", run_id)
+    result = plan("approve", run_id, "--yes")
     assert (result.code, f"run {run_id} does not wait for an answer; it is failed" in result.err) == (2, True)
     assert f"`plan resume {run_id} --offline` resumes it" in result.err
 
 
 def test_a_new_group_member_may_answer_if_the_resuming_process_knows_the_group(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = waiting(plan, approval={"approvers": ["sre", "ana"]})
-    assert plan("approve", run_id).code == 6
+    assert plan("approve", run_id, "--yes").code == 6
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME], "others": ["bo"]}))
     result = plan("resume", run_id, "--offline", "--yes", "--json", *TOOLS)
     assert (result.code, result.run["status"]) == (0, "completed"), result.err
     run_id = waiting(plan, approval={"approvers": ["others", "sre", "ana"]})
     assert "`ana` may answer as a person:" in plan("approve", run_id, "--show").out
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo", ME]}))
-    assert plan("approve", run_id).code == 0
+    assert plan("approve", run_id, "--yes").code == 0
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo"]}))
     result = plan("resume", run_id, "--offline", "--detach", *TOOLS)
     assert (result.code, f"{ME} may not answer here; only bo, li, ana may" in plan("show", run_id).out) == (6, True)
@@ -102,7 +102,7 @@ def test_doctor_lists_approvers_that_are_not_groups(plan: Plan, monkeypatch: pyt
 
 
 def test_an_answer_without_valid_proof_leaves_the_run_waiting(plan: Plan) -> None:
-    result = plan("approve", waiting(plan), "--code", "123456")
+    result = plan("approve", waiting(plan), "--code", "123456", "--yes")
     assert (result.code, f"{ME} has no one-time codes: set them up with `plan enroll {ME}`" in result.err) == (6, True)
 
 
@@ -206,8 +206,8 @@ def test_revise_needs_a_file_or_an_edit(plan: Plan) -> None:
 @pytest.mark.usefixtures("signer")
 def test_a_signed_answer_counts_for_the_signer_under_any_account(plan: Plan) -> None:
     run_id = waiting(plan, approval={"approvers": ["ana"], "known_by": ["ssh_signature"]})
-    assert "may not answer here" in plan("approve", run_id, "--sign").err
+    assert "may not answer here" in plan("approve", run_id, "--sign", "--yes").err
     assert "not of bo" in plan("reject", waiting(plan), "--sign", "--by", "bo").err
-    result = plan("approve", run_id, "--sign", "--by", "ana", "--json")
+    result = plan("approve", run_id, "--sign", "--by", "ana", "--json", "--yes")
     assert (result.code, result.run["by"], result.run["known_by"]) == (0, "ana", "ssh_signature")
     assert resumed(plan, run_id).run["approved_by"] == "ana"

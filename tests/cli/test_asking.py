@@ -90,14 +90,14 @@ def test_text_typed_before_the_prompt_is_ignored(terminals: list[Terminal]) -> N
     assert terminal.end() == 3
 
 
-@pytest.mark.parametrize("verb", ["approve", "reject"])
+@pytest.mark.parametrize(("verb", "proof"), [("approve", ["--yes"]), ("reject", [])], ids=["approve", "reject"])
 @pytest.mark.thorough
-def test_the_prompt_ends_with_a_message_if_another_process_answers(terminals: list[Terminal], verb: str) -> None:
+def test_the_prompt_ends_with_a_message_if_another_process_answers(terminals: list[Terminal], verb: str, proof: list[str]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
     terminal.wait_for(PROMPT)
     (gate,) = open_gates()
     assert gate["attended"] is True
-    answer(verb, gate["run_id"], "--note", "从别处")
+    answer(verb, gate["run_id"], *proof, "--note", "从别处")
     assert terminal.end() == (0 if verb == "approve" else 3)
     history = {"approve": "approved", "reject": "rejected"}[verb]
     assert f"the plan: {history} by {os_user()} (os_user): 从别处" in terminal.shown
@@ -150,7 +150,7 @@ def test_answering_a_step_elsewhere_moves_the_terminal_to_the_next_prompt(termin
     several = piped("approve", run_id)
     assert several.returncode == 2
     assert f"plan approve {run_id} --step first" in several.stderr.decode()
-    answer("approve", run_id, "--step", "first")
+    answer("approve", run_id, "--step", "first", "--yes")
     terminal.wait_for("Approve step `second`")
     terminal.wait_for(f"first: approved by {os_user()} (os_user)")  # shown above the prompt or after it
     terminal.type("y\n")

@@ -71,12 +71,75 @@ def test_a_digest_unknown_to_the_run_is_not_reported_as_a_change(plan: Plan) -> 
     assert (result.code, message in result.err, "changed" in result.err) == (6, True, False), result.err
 
 
-def test_changed_content_needs_a_digest_without_a_terminal(plan: Plan) -> None:
+GATES: dict[str, tuple[bool, tuple[str, ...]]] = {"the plan": (False, ()), "a step": (True, ("--step", "greet"))}
+UNREAD: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "a note": ("--note", "看过了"),
+    "json": ("--json",),
+    "a code": ("--code", "123456"),
+    "a signature": ("--sign", "--by", "ana"),
+}
+
+
+@pytest.mark.parametrize(("at_step", "where"), GATES.values(), ids=[*GATES])
+@pytest.mark.parametrize("given", UNREAD.values(), ids=[*UNREAD])
+def test_a_script_approves_nothing_that_it_does_not_name(plan: Plan, at_step: bool, where: tuple[str, ...], given: tuple[str, ...]) -> None:
+    run_id = waiting_at(plan, at_step=at_step)
+    (gate,) = plan("gates", "--json").lines
+    result = plan("approve", run_id, *where, *given)
+    show = " ".join(["plan", "approve", run_id, *where, "--show"])
+    message = (
+        f"nobody can confirm here, so nothing was approved: `{gate['command']}` approves exactly what waits now, and `{show}` prints it; "
+        "`--yes` instead of `--digest` approves it unread"
+    )
+    assert (result.code, message in result.out + result.err) == (2, True), result.err
+    assert [open_gate["digest"] for open_gate in plan("gates", "--json").lines] == [gate["digest"]]
+    assert plan(*gate["command"].split()[1:]).code == 0
+
+
+@pytest.mark.parametrize(("at_step", "where"), GATES.values(), ids=[*GATES])
+@pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["text", "json"])
+def test_yes_approves_what_waits_unread(plan: Plan, at_step: bool, where: tuple[str, ...], as_json: tuple[str, ...]) -> None:
+    run_id = waiting_at(plan, at_step=at_step)
+    assert plan("approve", run_id, *where, "--yes", *as_json).code == 0
+    done = plan("resume", run_id, "--offline", "--json", *TOOLS)
+    assert (done.code, done.run["status"]) == (0, "completed"), done.err
+
+
+def test_yes_approves_no_step_that_it_does_not_name(plan: Plan, terminals: list[Terminal]) -> None:
+    run_id = waiting_at(plan, at_step=True)
+    result = plan("approve", run_id, "--yes")
+    assert (result.code, "waits only at a step; to answer there, name it: `plan approve" in result.err) == (2, True), result.err
+    terminal = Terminal("approve", run_id, "--yes")
+    terminals.append(terminal)
+    assert terminal.end() == 2
+    assert len(plan("gates", "--json").lines) == 1
+
+
+def test_at_a_terminal_yes_asks_nothing_and_json_cannot_ask(plan: Plan, terminals: list[Terminal]) -> None:
+    run_id = waiting(plan)
+    for option, code in (("--json", 2), ("--yes", 0)):
+        terminal = Terminal("approve", run_id, option)
+        terminals.append(terminal)
+        assert (terminal.end(), "[y]es" in terminal.shown) == (code, False), terminal.shown
+    assert plan("gates", "--json").lines == []
+
+
+def waiting_at(plan: Plan, *, at_step: bool) -> str:
+    """Return the id of a run that waits at the gate of its plan, or of its step `greet`."""
+    if not at_step:
+        return waiting(plan)
+    result = plan("run", document({**GREET, "requires_approval": True}), "--offline", "--json", *TOOLS)
+    assert result.code == 6, result.err
+    return result.run["id"]
+
+
+def test_yes_does_not_approve_changed_content(plan: Plan) -> None:
     run_id = revised(plan)
-    result = plan("approve", run_id)
+    result = plan("approve", run_id, "--yes")
     assert (result.code, "the content of the gate has changed since the run was created" in result.err) == (6, True)
     (command,) = commands_in(result.err.splitlines()[-1])
-    assert plan("approve", run_id, "--json").code == 6
+    assert plan("approve", run_id, "--json", "--yes").code == 6
     assert plan(*command).code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
 

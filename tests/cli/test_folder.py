@@ -34,7 +34,7 @@ def test_resuming_from_another_folder_is_refused_with_the_commands_to_type(
 ) -> None:
     work = (tmp_path / "work").resolve()
     run_id = waiting(plan)
-    assert plan("approve", run_id).code == 0
+    assert plan("approve", run_id, "--yes").code == 0
     monkeypatch.chdir(elsewhere)
     message = (
         f"run {run_id} works in {work}, but the current folder is {elsewhere.resolve()}, which nobody approved: "
@@ -53,7 +53,7 @@ def test_here_asks_for_an_approval_of_the_new_folder(plan: Plan, tmp_path: Path,
     work = (tmp_path / "work").resolve()
     run_id = waiting(plan)
     before = digest_of(plan, run_id)
-    assert plan("approve", run_id).code == 0
+    assert plan("approve", run_id, "--yes").code == 0
     monkeypatch.chdir(elsewhere)
     moved = plan("resume", run_id, "--here", "--offline", "--json", *TOOLS)
     assert (moved.code, moved.run["status"]) == (6, "pending_approval"), moved.err
@@ -63,7 +63,7 @@ def test_here_asks_for_an_approval_of_the_new_folder(plan: Plan, tmp_path: Path,
         "\\", ""
     )
     assert "version 1 was replaced by" in plan("show", run_id).out
-    assert plan("approve", run_id).code == 6  # the content changed after the approval
+    assert plan("approve", run_id, "--yes").code == 6  # the content changed after the approval
     assert plan("approve", run_id, "--digest", now[:12]).code == 0
     done = plan("resume", run_id, "--offline", "--json", *TOOLS)
     assert (done.code, done.run["folder"]["path"]) == (0, str(elsewhere.resolve()))
@@ -72,5 +72,5 @@ def test_here_asks_for_an_approval_of_the_new_folder(plan: Plan, tmp_path: Path,
 
 def test_here_in_the_same_folder_changes_nothing(plan: Plan) -> None:
     run_id = waiting(plan)
-    assert plan("approve", run_id).code == 0
+    assert plan("approve", run_id, "--yes").code == 0
     assert plan("resume", run_id, "--here", "--offline", *TOOLS).code == 0

@@ -155,13 +155,19 @@ def test_a_run_without_a_terminal_says_how_to_answer_and_the_api_proves_no_os_us
         assert run.lines[-1] == f"answer in the form on that page, or with `{open_gate(plan, run.run_id)['command']}`"
         form = wait_for_form(laptop, run.run_id)
         refused = laptop("approve", run.run_id, "--api")
+        assert (refused.code, f"`{form['command']}` approves exactly what waits now" in refused.err, "--yes" in refused.err) == (
+            2,
+            True,
+            False,
+        )
+        refused = laptop("approve", run.run_id, "--api", "--yes")
         assert (refused.code, f"then `{form['command']}` approves it" in refused.err) == (6, True)
         refused = laptop("approve", run.run_id, "--api", "--digest", "00000000")
         assert (refused.code, f"then `{form['command']}` answers" in refused.err) == (6, True)
         refused = laptop(*form["command"].split()[1:])
         assert refused.code == 6
         assert f"the run refused this answer: {os_user()} is identified only by form" in refused.err
-        answered = plan("approve", run.run_id, "--note", "好")
+        answered = plan("approve", run.run_id, "--note", "好", "--yes")
         assert answered.code == 0, answered.err
         assert "the waiting process continues now" in answered.err
         code, out = run.end()
@@ -213,8 +219,8 @@ def test_sigterm_at_a_gate_leaves_the_run_waiting_in_prefect_too(plan: Plan, lap
     assert state_of(left["flow_run_id"]) == ("PAUSED", "Waiting")
     (gate,) = [gate for gate in plan("gates", "--json").lines if gate["run_id"] == run.run_id]
     assert gate["attended"] is False
-    digest = ("--digest", gate["digest"])
-    answered = laptop("approve", run.run_id, "--api", *digest) if place == "plan" else plan("approve", run.run_id, "--step", "greet")
+    command = gate["command"].split()[1:]
+    answered = laptop(*command, "--api") if place == "plan" else plan(*command)
     assert answered.code == 0, answered.err
     done = plan("resume", run.run_id, *TOOLS, "--json")
     assert (done.code, done.run["flow_run_id"], state_of(left["flow_run_id"])) == (0, left["flow_run_id"], ("COMPLETED", "Completed"))
@@ -309,7 +315,7 @@ def test_a_detached_run_waits_in_prefect_and_resumes_in_the_same_flow_run(plan: 
     run_id, flow_run_id = result.run["id"], result.run["flow_run_id"]
     assert state_of(flow_run_id) == ("PAUSED", "Waiting")
     assert "in the form" not in result.err
-    assert plan("approve", run_id, "--step", "greet").code == 0
+    assert plan("approve", run_id, "--step", "greet", "--yes").code == 0
     done = plan("resume", run_id, *TOOLS, "--detach", "--json")
     assert (done.code, done.run["flow_run_id"], state_of(flow_run_id)) == (0, flow_run_id, ("COMPLETED", "Completed"))
 
@@ -367,13 +373,13 @@ def test_a_one_time_code_identifies_the_approver_and_works_once(plan: Plan) -> N
     assert secret not in enrolled.err
     path = document(GREET, **NEEDS_APPROVAL, approval={"known_by": ["totp"]})
     first, second = (plan("run", path, *TOOLS, "--detach", "--json").run["id"] for _ in "12")
-    without = plan("approve", first)
+    without = plan("approve", first, "--yes")
     assert (without.code, "needs totp" in without.err) == (6, True)
     code = TOTP(secret).at(time.time(), counter_offset=1)  # the next code is accepted too, and stays valid for longer
-    answered = piped("approve", first, "--code", code, "--json")
+    answered = piped("approve", first, "--code", code, "--json", "--yes")
     assert (answered.returncode, json.loads(answered.stdout)["known_by"]) == (0, "totp")
     assert b"EventsWorker" not in answered.stderr
-    again = plan("approve", second, "--code", code)
+    again = plan("approve", second, "--code", code, "--yes")
     assert (again.code, "was already used" in again.err) == (6, True)
 
 

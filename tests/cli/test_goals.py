@@ -16,6 +16,7 @@ from tests.agent.goal_players import Player, Seen, Verifier, decides, playing, r
 from tests.agent.server import scripted
 from tests.cli.conftest import Plan
 from tests.cli.drafting import configure
+from tests.cli.gated import approve_what_was_shown
 from tests.timetable.conftest import timetable
 
 __all__ = ["forget_model_servers", "timetable"]
@@ -67,7 +68,7 @@ def run_with_model(plan: Plan, monkeypatch: pytest.MonkeyPatch, timetable: Path)
 def planned(plan: Plan, run_with_model: Any) -> str:
     """Complete a run with the `good` model and return its id."""
     run_id = run_with_model(good, "run", document(), "--offline", "--yes", "--json", *TOOLS).run["id"]
-    assert plan("approve", run_id, "--step", "plan_week", "--item", "2").code == 0
+    assert approve_what_was_shown(plan).code == 0
     result = run_with_model(good, "resume", run_id, "--offline", "--json", *TOOLS)
     assert result.code == 0, result.err
     return run_id
@@ -79,6 +80,12 @@ def test_yes_does_not_confirm_calls_by_a_model(plan: Plan, run_with_model: Any) 
     where = (result.run["id"], "--step", "plan_week", "--item", "2")
     asked = plan("approve", *where, "--show").out
     assert "> A model asks for this call: place?" in asked
+    (command,) = [gate["command"] for gate in plan("gates", "--json").lines]
+    unread = plan("approve", *where)
+    assert (unread.code, f"`{command}` approves exactly" in unread.err, "--yes" in unread.err) == (2, True, False)
+    unread = plan("approve", *where, "--yes")
+    assert (unread.code, "a model asks for this call, which `--yes` does not confirm" in unread.err) == (6, True)
+    assert f"then `{command}` approves it" in unread.err
     assert "Round 2 of the goal “给高数作业 (任务 3) 找一个空位”, a step of 周计划." in asked
     assert '### The goal\n\n- `done_when`: `任务 3 有了时间`\n- round 1: `find_free` with `{"day": 2}`: succeeded in ' in asked
     rejected = plan("reject", *where, "--note", "太早了")
@@ -104,7 +111,7 @@ def test_a_goal_is_met_and_its_rounds_are_shown(plan: Plan, run_with_model: Any)
 
 def test_the_rounds_of_a_goal_are_shown_in_chronological_order(plan: Plan, run_with_model: Any) -> None:
     run_id = run_with_model(good, "run", document(), "--offline", "--detach", "--json", *TOOLS).run["id"]
-    plan("approve", run_id, "--step", "plan_week", "--item", "2", "--note", "好")
+    approve_what_was_shown(plan, "--note", "好")
     waits = run_with_model(good, "resume", run_id, "--offline", "--detach", *TOOLS, verifier=lambda _: "cannot_tell")
     assert waits.code == 6, waits.err
     plan("answer", run_id, "plan_week", "met=true")
@@ -150,7 +157,7 @@ def test_an_unattended_run_waits_for_each_write(plan: Plan, run_with_model: Any)
     run_id = result.run["id"]
     waiting = plan("show", run_id).out.replace("\\", "")
     assert "plan_week[round 2: place(task=3, day=2, slot=1)]" in waiting
-    assert plan("approve", run_id, "--step", "plan_week", "--item", "2").code == 0
+    assert approve_what_was_shown(plan).code == 0
     ended = run_with_model(good, "resume", run_id, "--offline", "--json", *TOOLS)
     assert ended.code == 0, ended.err
 
@@ -273,7 +280,7 @@ def test_the_example_in_the_guide_works_as_described(plan: Plan, run_with_model:
     Path("report-errors.yaml").write_text(text, encoding="utf-8")
     waits = run_with_model(reports, "run", "report-errors.yaml", "--offline", "--detach", "--json")
     assert "--step report --item 2 --digest " in waits.err
-    assert plan("approve", waits.run["id"], "--step", "report", "--item", "2").code == 0
+    assert approve_what_was_shown(plan).code == 0
     done = run_with_model(reports, "resume", waits.run["id"], "--offline", "--json")
     assert (done.code, Path("report.txt").read_text(encoding="utf-8")) == (0, "The newest error: disk full."), done.err
     assert "   - round 3: done: E1 shows the error, E2 the report\n      - met: " in plan("show", waits.run["id"]).out

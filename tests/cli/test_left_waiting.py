@@ -20,7 +20,7 @@ PROMPT = "[?] "
 
 def approved_and_resumed(plan: Plan, run_id: str, *where: str) -> dict[str, Any]:
     """Approve and resume a run that was left waiting, and return the completed run."""
-    answered = plan("approve", run_id, *where)
+    answered = plan("approve", run_id, *where, "--yes")
     assert answered.code == 0, answered.err
     resumed = plan("resume", run_id, "--offline", "--json", *TOOLS)
     assert resumed.code == 0, resumed.err
@@ -59,7 +59,7 @@ def test_a_run_without_a_terminal_finishes_other_branches_before_it_exits(plan: 
 def test_a_resumed_run_without_a_terminal_exits_with_6_at_its_next_gate(plan: Plan) -> None:
     result = plan("run", document(GATED, {**AFTER, "requires_approval": True}), "--offline", "--json", *TOOLS)
     run_id = result.run["id"]
-    assert plan("approve", run_id, "--step", "greet").code == 0
+    assert plan("approve", run_id, "--step", "greet", "--yes").code == 0
     result = plan("resume", run_id, "--offline", "--json", *TOOLS)
     assert (result.code, statuses(result.run)) == (6, {"greet": "completed", "after": "pending"})
     assert statuses(approved_and_resumed(plan, run_id, "--step", "after")) == {"greet": "completed", "after": "completed"}

@@ -215,7 +215,7 @@ def test_steps_and_gates_of_a_run_on_a_worker_are_shown_in_order(
     with worker(prefect_server, pool=name, log=tmp_path / "worker.log", environment={}):
         terminal.wait_for('"gate_opened"')
         (gate,) = plan("gates", "--json").lines
-        assert plan("approve", gate["run_id"], "--step", "then").code == 0
+        assert plan("approve", gate["run_id"], "--step", "then", "--yes").code == 0
         assert terminal.end() == 0
     events = [json.loads(line) for line in terminal.shown.splitlines() if line.startswith('{"event"')]
     assert [(event["event"], event.get("step", {}).get("id")) for event in events] == [

@@ -98,7 +98,7 @@ def test_a_signed_request_rolls_a_run_back(plan: Plan) -> None:
     options = {"require_approval": False, "stop_on_error": False}
     path = document(PUT, step("check", "fail", depends_on=["put"]), options=options, approval={**SIGNED, "effects": ["write"]})
     run_id = plan("run", path, *TOOLS, "--offline", "--detach", "--json").run["id"]
-    assert plan("approve", run_id, "--step", "put", *BY_ANA).code == 0
+    assert plan("approve", run_id, "--step", "put", *BY_ANA, "--yes").code == 0
     assert resume(plan, run_id, "--detach").run["status"] == "partial"
     undo = "cancel", run_id, "--rollback", *TOOLS, "--reason", "放错了"
     refused = plan(*undo)

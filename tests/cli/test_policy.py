@@ -107,7 +107,12 @@ def test_every_verb_follows_the_policy_of_the_store(plan: Plan, monkeypatch: pyt
     monkeypatch.setenv("PLAN_ADAPTER_APPROVERS", ME)
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", ME)
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"ops": [ME]}))
-    for command in (("run", path, "--offline", *TOOLS), ("resume", run_id, "--offline", *TOOLS), ("cancel", run_id), ("approve", run_id)):
+    for command in (
+        ("run", path, "--offline", *TOOLS),
+        ("resume", run_id, "--offline", *TOOLS),
+        ("cancel", run_id),
+        ("approve", run_id, "--yes"),
+    ):
         result = plan(*command)
         assert (result.code, f"{ME} may not" in result.err) == (6, True), (command, result.err)
 
@@ -122,7 +127,7 @@ def test_preview_shows_the_gates_that_the_policy_adds(plan: Plan) -> None:
 
 def test_a_run_with_a_stale_approval_is_not_shown_as_approved(plan: Plan) -> None:
     run_id = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", "--json", *TOOLS).run["id"]
-    assert plan("approve", run_id).code == 0
+    assert plan("approve", run_id, "--yes").code == 0
     assert "(approved, not resumed yet)" in plan("runs").out
     assert plan("policy", "set", write_policy(approvers=["ana"])).code == 0
     assert "pending_approval (the approval is stale)" in plan("runs").out

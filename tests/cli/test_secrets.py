@@ -88,7 +88,7 @@ def test_a_run_with_missing_secrets_is_refused_before_its_gate_and_on_resume(pla
     shown = plan("approve", run_id, "--show").out
     assert ("The process that opened the gate has no secret `made`" in shown, LATE in shown) == (True, True)
     assert "without it the run does not start" not in shown
-    assert plan("approve", run_id).code == 0
+    assert plan("approve", run_id, "--yes").code == 0
     monkeypatch.delenv("PLAN_ADAPTER_SECRET_SECOND")
     refused = plan("resume", run_id, "--offline")
     assert (refused.code, "there is no secret `second`" in refused.err, Path("first").exists()) == (2, True, False)

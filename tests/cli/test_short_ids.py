@@ -16,7 +16,7 @@ from tests.cli.gated import waiting
 from tests.cli.test_run import TOOLS
 
 VERBS = (
-    ["approve", "ID"],
+    ["approve", "ID", "--yes"],
     ["reject", "ID"],
     ["resolve", "ID", "greet", "done"],
     ["cancel", "ID"],

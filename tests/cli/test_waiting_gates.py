@@ -80,7 +80,7 @@ def test_a_waiting_run_shows_its_gate_its_age_and_the_command(plan: Plan) -> Non
 
 def test_an_answer_that_no_process_picks_up_is_reported(plan: Plan) -> None:
     run_id = waiting(plan)
-    plan("approve", run_id, "--note", "看过了")
+    plan("approve", run_id, "--note", "看过了", "--yes")
     result = plan("show", run_id)
     assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", result.out)
     assert result.err == f"the gate was answered, but the run has no process: `plan resume {run_id} --offline`\n"
@@ -89,27 +89,27 @@ def test_an_answer_that_no_process_picks_up_is_reported(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "fields", "shown"),
+    ("answer", "fields", "shown"),
     [
-        ("approve", {}, "approved at a"),
-        ("reject", {}, "rejected at a"),
-        (None, {"approval": {"expires": "skip"}, "options": {"require_approval": False, "approval_timeout_ms": 1}}, "expired at a"),
+        (("approve", "--yes"), {}, "approved at a"),
+        (("reject",), {}, "rejected at a"),
+        ((), {"approval": {"expires": "skip"}, "options": {"require_approval": False, "approval_timeout_ms": 1}}, "expired at a"),
     ],
     ids=["approved", "rejected", "expired"],
 )
 def test_a_run_says_how_a_step_was_answered_while_no_process_waited(
-    plan: Plan, verb: str | None, fields: dict[str, Any], shown: str
+    plan: Plan, answer: tuple[str, ...], fields: dict[str, Any], shown: str
 ) -> None:
     run_id = waiting_at_step(plan, **fields)
-    if verb is not None:
-        plan(verb, run_id, "--step", "a")
+    if answer:
+        plan(*answer, run_id, "--step", "a")
     assert f"pending_approval ({shown}, not resumed yet)" in plan("runs").out
     assert f"{shown}, but the run has no process: `plan resume {run_id} --offline`" in plan("show", run_id).err
 
 
 def test_an_answer_at_the_wrong_place_says_what_waits(plan: Plan) -> None:
     run_id = waiting_at_step(plan)
-    result = plan("approve", run_id, "--step", "b")
+    result = plan("approve", run_id, "--step", "b", "--yes")
     assert (result.code, "nobody has been asked" in result.err) == (2, False)
     assert f"step `b` of run {run_id} does not wait for this answer; what waits: `plan approve {run_id} --step a" in result.err
 
@@ -167,7 +167,7 @@ def test_an_unattended_gate_expires_when_it_is_listed(plan: Plan, verb: str) -> 
     assert [line["status"] for line in plan(verb, "--json").lines] == ([] if verb == "gates" else ["cancelled"])
     run = plan("show", run_id, "--json").run
     assert (run["status"], run["reason"]) == ("cancelled", "expired")
-    result = plan("approve", run_id)
+    result = plan("approve", run_id, "--yes")
     assert (result.code, "nobody answered until" in result.err) == (3, True)
     assert plan("resume", run_id, "--offline", *TOOLS).code == 3
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
+from plan_adapter.approvals import Gate
 from tests import installed
 from tests.conftest import PrepareServer
 from tests.test_readme import BLOCK, commands
@@ -66,7 +67,9 @@ class Typist:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def _run(self, command: str, expected: list[str]) -> None:
-        command = re.sub(r"\bRUN\b", lambda _: self._waiting_run(), command)
+        if re.search(r"\bRUN\b", command):
+            gate = self._waiting_gate()
+            command = re.sub(r"\bDIGEST\b", gate.approval_digest, re.sub(r"\bRUN\b", gate.run_id, command))
         is_list = command in ("plan gates", "plan runs") or command.startswith("cat ")
 
         def run() -> str:
@@ -88,13 +91,13 @@ class Typist:
             assert tries != 0 and time.monotonic() < deadline, f"{command}\nlacks {expected}:\n{printed}"
             time.sleep(POLL_SECONDS)
 
-    def _waiting_run(self) -> str:
-        async def read() -> str:
+    def _waiting_gate(self) -> Gate:
+        async def read() -> Gate:
             async with PlanStore(self.store) as store:
                 async with asyncio.timeout(WAIT_SECONDS):
                     while not (gates := await store.gates.find()):
                         await asyncio.sleep(POLL_SECONDS)
-                return gates[-1].run_id
+                return gates[-1]
 
         return asyncio.run(read())
 

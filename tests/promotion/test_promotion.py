@@ -133,10 +133,10 @@ def test_a_value_is_replaced_wherever_it_means_the_same() -> None:
                 tool_name="run_command",
                 parameters={"argv": ["lbctl", "drain", "web-1", "web-10", "web-1.acme.com", "root@web-1:/x"]},
                 rollback=Rollback(tool_name="run_command", parameters={"argv": ["lbctl", "undrain", "web-1"]}),
-                when="${{ steps.check.result.body != 'web-1' && steps.check.result['web-1'] != \"web-10\" }}",
+                when="${{ steps.check.result.body != 'web-1' && steps.check.result.headers['web-1'] != \"web-10\" }}",
             ),
         ],
-        outputs={"link": "https://web-1/", "summary": "${{ 'web-1' + steps.check.result.status }}"},
+        outputs={"link": "https://web-1/", "summary": "${{ 'web-1' + string(steps.check.result.status) }}"},
     )
     promotion = promote(plan, TOOLS, without=["host_2", "host_3"])
     check, drain = promotion.plan.steps
@@ -145,10 +145,10 @@ def test_a_value_is_replaced_wherever_it_means_the_same() -> None:
     assert drain.parameters["argv"] == ["lbctl", "drain", "${{ inputs.host }}", "web-10", "web-1.acme.com", "root@${{ inputs.host }}:/x"]
     assert drain.rollback is not None
     assert drain.rollback.parameters == {"argv": ["lbctl", "undrain", "${{ inputs.host }}"]}
-    assert drain.when == "${{ steps.check.result.body != inputs.host && steps.check.result['web-1'] != \"web-10\" }}"
+    assert drain.when == "${{ steps.check.result.body != inputs.host && steps.check.result.headers['web-1'] != \"web-10\" }}"
     assert promotion.plan.outputs == {
         "link": "https://${{ inputs.host }}/",
-        "summary": "${{ inputs.host + steps.check.result.status }}",
+        "summary": "${{ inputs.host + string(steps.check.result.status) }}",
     }
     assert promotion.inputs[0].places == (
         "check.parameters.url",

@@ -288,7 +288,7 @@ async def test_a_false_condition_skips_the_whole_group(cluster: Cluster, store: 
 
 async def test_a_list_that_cannot_be_computed_fails_the_group(cluster: Cluster, store: PlanStore) -> None:
     before = Step(id="before", tool_name="do", parameters={"what": "before"})
-    plan = rolling(items="steps.before.result.nodes", before=(before,))
+    plan = rolling(items="[1 / (size(steps.before.result) - size(steps.before.result))]", before=(before,))
     ended = await run(plan, cluster, store)
     assert (ended.step("nodes").status, ended.step("drain").status) == (StepStatus.FAILED, StepStatus.SKIPPED)
 

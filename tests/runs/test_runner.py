@@ -183,7 +183,7 @@ async def test_stored_step_runs_equal_the_returned_ones(store: PlanStore) -> Non
 
 
 async def test_an_output_that_cannot_be_computed_is_null_and_the_message_says_why(store: PlanStore) -> None:
-    plan = free_plan(outputs={"x": "${{ steps.echo.result.missing }}"})
+    plan = free_plan(outputs={"x": "${{ int(steps.echo.result) }}"})
     plan.add_step("echo", "Echo", {"text": "x"}, id="echo")
     run = await arun_plan(plan, tools=tools, store=store, offline=True)
     assert (run.status, run.outputs) == (PlanStatus.COMPLETED, {"x": None})

@@ -15,7 +15,8 @@ async def reconcile(*, offline: bool = False, json: bool = False) -> int:
     """Find runs whose process died and correct their state in Prefect; say what to type about the rest.
 
     It closes gates that have expired, ends runs that were cancelled in Prefect while no process was running them, corrects the state that
-    Prefect shows, and lists runs whose process is gone. It runs and approves nothing. The deployment `reconcile` does this every minute.
+    Prefect shows, and lists runs whose process is gone or whose form was answered while no process waited. It runs and approves nothing.
+    The deployment `reconcile` does this every minute.
 
     Args:
         offline: Do not contact Prefect.

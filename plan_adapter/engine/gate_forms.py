@@ -110,23 +110,25 @@ async def form_fields(form: OpenForm) -> dict[str, Input]:
 
 
 async def lacks_form(gate: Gate) -> bool:
-    """Return whether Prefect's server lacks the form of an open `gate` that was shown there. Raises NoServerError."""
+    """Return whether Prefect's server lacks, or no longer shows, the form of an open `gate` that was shown there. Raises NoServerError."""
     if gate.flow_run_id is None or gate.keyset is None:
         return gate.has_form is False
     try:
         async with get_client() as client:
             found = await client.filter_flow_run_input(UUID(gate.flow_run_id), gate.keyset, limit=10, exclude_keys=set())
+            state = (await client.read_flow_run(UUID(gate.flow_run_id))).state
     except ObjectNotFound:
         return True
     except httpx.HTTPError as error:
         raise _server_error(error) from error
-    return keyset_from_base_key(gate.keyset)["schema"] not in {value.key for value in found}
+    is_shown = state is not None and state.is_paused()  # only then does the page have a form, whatever is stored
+    return not is_shown or keyset_from_base_key(gate.keyset)["schema"] not in {value.key for value in found}
 
 
-async def collect_answer(gate: Gate) -> Answer | None:
+async def read_answer(gate: Gate) -> Answer | None:
     """Return the answer given in the form of this opening of `gate`, or None. Raises NotApprovedError if it is incomplete.
 
-    Use this when no process waits at that opening any more: the run was killed, or it released its worker.
+    Use this when no process waits at that opening any more: the run was killed, or it released its worker. Raises NoServerError.
     """
     if gate.flow_run_id is None or gate.keyset is None:
         return None
@@ -136,8 +138,18 @@ async def collect_answer(gate: Gate) -> Answer | None:
         return None if submitted is None else parse_answer(submitted, gate.kind, gate.fields)
     except NotAnAnswerError as error:
         raise NotApprovedError(str(error)) from error
-    except (httpx.HTTPError, ValueError) as error:
-        log.warning("the answer in the form of gate %s cannot be read: %s", gate.id, type(error).__name__)
+    except httpx.HTTPError as error:
+        raise _server_error(error) from error
+    except ValueError as error:
+        raise NoServerError(f"the answer in the form of gate {gate.id} cannot be read: {type(error).__name__}") from error
+
+
+async def collect_answer(gate: Gate) -> Answer | None:
+    """Return the same as `read_answer`, and None if the server cannot be used. Raises NotApprovedError if the answer is incomplete."""
+    try:
+        return await read_answer(gate)
+    except NoServerError as error:
+        log.warning("the answer in the form of gate %s cannot be read: %s", gate.id, error)
         return None
 
 

@@ -136,7 +136,7 @@ async def leave_paused(pause: GatePause, state: State[Any], pending: PendingGate
 
     Call `record_form` before, so that the answer is found. Then raise Prefect's `Pause` with the state, so that Prefect's engine sets none.
     """
-    paused = await _set_paused(pause, state)
+    paused = await set_paused(pause, state)
     if paused is None:
         return None
     try:
@@ -151,8 +151,8 @@ async def leave_paused(pause: GatePause, state: State[Any], pending: PendingGate
     return paused
 
 
-async def _set_paused(pause: GatePause, state: State[Any]) -> State[Any] | None:
-    """Set `state` as this pause, and return the state that the server has then, or None if it refuses the pause or is unavailable."""
+async def set_paused(pause: GatePause, state: State[Any]) -> State[Any] | None:
+    """Set `state` as this pause. Return the state that the server has then, or None if it refuses the pause or is unavailable."""
     try:
         result = await pause.client.set_flow_run_state(pause.flow_run_id, pause.attach_to(state))
     except SERVER_ERRORS as error:
@@ -205,13 +205,18 @@ async def leave_notice(state: State[Any]) -> State[Any] | None:
     Running, and nothing would run.
     """
     _, pause = _flow_and_pause()
-    paused = await _set_paused(pause, state)
+    paused = await set_paused(pause, state)
     if paused is not None:
         try:
-            await pause.write_notice(f"This run cannot be answered on this page: {state.message}.")
+            await pause.write_notice(notice_text(state))
         except (*SERVER_ERRORS, FormLostError) as error:
             log.info("flow run %s waits without a notice: %s", pause.flow_run_id, type(error).__name__)
     return paused
+
+
+def notice_text(state: State[Any]) -> str:
+    """Return the text of the page of a flow run that waits in `state` and has no form."""
+    return f"This run cannot be answered on this page: {state.message}."
 
 
 def _flow_and_pause() -> tuple[FlowRunContext, GatePause]:

@@ -1,19 +1,23 @@
 """Reconciling one flow run: check whether Prefect agrees with the store about a run, and correct Prefect if not."""
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import httpx
 from prefect import get_client
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed, Running
 
+from plan_adapter.approvals import Gate
+from plan_adapter.engine.gate_pause import SERVER_ERRORS, FormLostError, GatePause, notice_text, set_paused
 from plan_adapter.engine.outgoing import state_message
-from plan_adapter.engine.states import INTERRUPTED, state_of_run, state_of_step
+from plan_adapter.engine.states import INTERRUPTED, WAITING, state_of_run, state_of_step, unattended_state
 from plan_adapter.errors import NoServerError
+from plan_adapter.gates.gate import request_of
 from plan_adapter.record import PlanRun
 from plan_adapter.status import PlanStatus, RunReason, StepStatus
 
@@ -51,6 +55,61 @@ async def reconcile_flow_run(run: PlanRun, *, hint: str, is_unchanged: Callable[
         raise NoServerError(f"Prefect cannot report the state of run {run.id}: {type(error).__name__}: {error}") from error
 
 
+async def pause_again(
+    flow_run_id: str,
+    run: PlanRun,
+    gate: Gate | None,
+    *,
+    refused: str | None,
+    settled: timedelta,
+    is_unchanged: Callable[[], Awaitable[bool]],
+    record_form: Callable[[str | None], Awaitable[None]],
+) -> str | None:
+    """Pause a flow run again on which `run` waits without a process. Return the state name it showed, or None if it was left alone.
+
+    It is left alone if it is paused or cancelled, if a worker may take it up, and if its state is younger than `settled`, because a process
+    may be about to open its gate. It gets the form of `gate`, with the reason why the last answer was refused; without a gate, a notice.
+    `record_form` records the key of the form, or None if the flow run has none. Raises NoServerError.
+    """
+    try:
+        async with get_client() as client:
+            flow_run = await client.read_flow_run(UUID(flow_run_id))
+            shown = flow_run.state
+            if shown is None or not _has_nobody(flow_run, run) or datetime.now(UTC) - shown.timestamp < settled or not await is_unchanged():
+                return None
+            if not shown.is_running():  # Prefect pauses only what is running
+                await client.set_flow_run_state(flow_run.id, Running(), force=True)
+            pause, state = GatePause(flow_run.id, client), unattended_state(run.id)
+            if gate is not None:
+                await record_form(pause.keyset)  # before the form exists, so that an answer in it is always found
+            if await set_paused(pause, state) is None:
+                await record_form(None)
+                return None
+            if gate is None:
+                await pause.write_notice(notice_text(state))
+            else:
+                try:
+                    await pause.write_form(request_of(gate), refused=refused)
+                except FormLostError:
+                    await record_form(None)
+                    raise
+            return shown.name
+    except ObjectNotFound:
+        return None
+    except (*SERVER_ERRORS, FormLostError) as error:
+        raise NoServerError(f"Prefect cannot pause the flow run of run {run.id}: {type(error).__name__}: {error}") from error
+
+
+def _has_nobody(flow_run: FlowRun, run: PlanRun) -> bool:
+    """Return whether the state of `flow_run` says that it runs, will run or has ended, and no worker takes it up."""
+    state = flow_run.state
+    if state is None or state.is_paused() or state.is_cancelled() or state.is_cancelling():
+        return False
+    if state.is_scheduled() or state.is_pending():
+        return flow_run.deployment_id is None
+    return state.is_running() or str(flow_run.id) == run.flow_run_id  # the page of a step's gate may end before its run
+
+
 async def _end_open_runs(client: PrefectClient, flow_run_id: UUID, run: PlanRun) -> None:
     """End the gates and steps of `run` that its killed process left open."""
     this_run, is_open = {"id": {"any_": [flow_run_id]}}, {"state": {"type": {"any_": _OPEN_STATES}}}
@@ -80,7 +139,7 @@ def _matches(shown: State, wanted: State) -> bool:
     if wanted.name == INTERRUPTED:  # a flow run that is scheduled to resume is left alone
         return shown.name == INTERRUPTED or shown.is_scheduled() or shown.is_pending()
     if wanted.is_running():  # the executing process must handle a cancellation
-        return not shown.is_final() or shown.is_cancelled()
+        return (not shown.is_final() and shown.name != WAITING) or shown.is_cancelled()
     return shown.type == wanted.type
 
 

@@ -1,12 +1,14 @@
 """Finds runs whose process died or that changed in Prefect, corrects their state, and says what a person has to type."""
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Literal, assert_never
 
 from plan_adapter.approvals import Approval, Gate
 from plan_adapter.commands import MAX_NAMES, resolve_command, resume_command, resume_command_after_gate, rollback_command, rollback_hint
+from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.rollback_status import aborted_steps, after_abort, after_aborted_rollback
 from plan_adapter.execution.rollback_units import is_rolled_back, units_to_roll_back
 from plan_adapter.gates.approval import gate_policy_of
@@ -123,7 +125,7 @@ MAX_RUNS = 1000
 """How many of the newest runs of each status are checked."""
 
 REACTION = timedelta(seconds=15)
-"""How long a process that waited at a gate may take to act on the answer."""
+"""How long a process may take to act on the answer at its gate, or to open its gate after its flow run is shown as running."""
 
 RECENT = timedelta(days=1)
 """How long after its end a run is compared with its state in Prefect."""
@@ -134,8 +136,8 @@ class Finding:
     """One inconsistency that `reconcile` found.
 
     `expired`: a gate expired while no process waited at it. `interrupted`: the run's process ended or shows no sign of life. `answered`: a
-    gate was answered while no process waited at it. `cancelled`: the run was cancelled in Prefect while no process was watching it.
-    `shown`: Prefect showed another state than the record.
+    gate was answered while no process waited at it, in the store or in its form in Prefect. `cancelled`: the run was cancelled in Prefect
+    while no process was watching it. `shown`: Prefect showed another state than the record.
     """
 
     kind: Literal["expired", "interrupted", "answered", "cancelled", "shown"]
@@ -156,6 +158,7 @@ async def reconcile(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
     found += await find_interrupted(store, with_prefect=with_prefect)
     found += [finding async for finding in _find_answered(store, with_prefect=with_prefect)]
     if with_prefect:
+        found += [finding async for finding in _find_unattended(store)]
         found += [finding async for finding in _find_wrong_states(store)]
     return found
 
@@ -189,8 +192,11 @@ async def _find_expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerat
         await end_released(store)
     await end_expired(store)
     for gate in expired:
-        place = "the plan" if gate.step_id is None else f"step `{call_name(gate.step_id, None, kind=gate.call_kind)}`"
-        yield Finding("expired", gate.run_id, gate.name, f"nobody answered at the gate of {place} in time", is_corrected=True)
+        yield Finding("expired", gate.run_id, gate.name, f"nobody answered at the gate of {_place(gate)} in time", is_corrected=True)
+
+
+def _place(gate: Gate) -> str:
+    return "the plan" if gate.step_id is None else f"step `{call_name(gate.step_id, None, kind=gate.call_kind)}`"
 
 
 async def _find_dead_processes(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
@@ -278,11 +284,57 @@ async def _find_wrong_states(store: PlanStore) -> AsyncGenerator[Finding]:
             yield Finding("shown", run.id, run.name, f"Prefect showed {shown}, but it is {how}", is_corrected=True)
 
 
+async def _find_unattended(store: PlanStore) -> AsyncGenerator[Finding]:
+    """Pause the flow runs again whose runs wait at gates without a process, and report the answers that lie in their forms."""
+    from plan_adapter.engine.gate_forms import read_answer  # imports Prefect
+    from plan_adapter.engine.reconciling import pause_again
+
+    for run in reversed(await store.runs(limit=MAX_RUNS, status=PlanStatus.PENDING_APPROVAL)):
+        gates = await store.gates.find(run_id=run.id)
+        is_unattended = all(gate.attended is False and not gate.is_released for gate in gates)
+        if run.flow_run_id is None or not gates or not is_unattended or await store.ledger.owner(run.id) is not None:
+            continue
+        pages: dict[str, Gate | None] = {run.flow_run_id: None}
+        answers, refused = list[str](), dict[str, str]()
+        for gate in gates:
+            try:
+                answer = await read_answer(gate)
+            except NotApprovedError as error:
+                answer, refused[gate.id] = None, str(error)
+            if answer is not None:  # its key must stay recorded until a resume reads it
+                answers.append(f"{answer.decision} of {_place(gate)} by {one_line(answer.by)}")
+            elif gate.flow_run_id is not None and gate.keyset is not None:
+                pages[gate.flow_run_id] = gate
+        for flow_run_id, gate in pages.items():
+            shown = await pause_again(
+                flow_run_id,
+                run,
+                gate,
+                refused=None if gate is None else refused.get(gate.id),
+                settled=REACTION,
+                is_unchanged=partial(_is_unchanged, run, store, gates),
+                record_form=partial(_record_form, store, gate, flow_run_id),
+            )
+            if shown is not None:
+                message = f"Prefect showed {shown}, but it waits for an answer and no process runs it: it is Paused again"
+                yield Finding("shown", run.id, run.name, message, is_corrected=True)
+        if answers:
+            message = f"answered in Prefect while no process waited, and not read yet: {', '.join(answers)}"
+            yield Finding("answered", run.id, run.name, message, is_corrected=False, command=resume_command_after_gate(run))
+
+
+async def _record_form(store: PlanStore, gate: Gate | None, flow_run_id: str, keyset: str | None) -> None:
+    if gate is not None:
+        await store.gates.show(gate.id, flow_run_id=flow_run_id, keyset=keyset)
+
+
+async def _is_unchanged(run: PlanRun, store: PlanStore, gates: Sequence[Gate] = ()) -> bool:
+    now = await store.run(run.id, with_steps=False)
+    still = {gate.id for gate in await store.gates.find(run_id=run.id) if gate.attended is False} if gates else set[str]()
+    return (now.status, now.reason) == (run.status, run.reason) and all(gate.id in still for gate in gates)
+
+
 async def _reconcile_in_prefect(run: PlanRun, store: PlanStore, *, hint: str) -> str | None:
     from plan_adapter.engine.reconciling import reconcile_flow_run  # imports Prefect
 
-    async def is_unchanged() -> bool:
-        now = await store.run(run.id, with_steps=False)
-        return (now.status, now.reason) == (run.status, run.reason)
-
-    return await reconcile_flow_run(run, hint=hint, is_unchanged=is_unchanged)
+    return await reconcile_flow_run(run, hint=hint, is_unchanged=partial(_is_unchanged, run, store))

@@ -11,17 +11,21 @@ import pytest
 import yaml
 from prefect import get_client
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Crashed, Running
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.states import Cancelled, Crashed, Pending, Running, Scheduled
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, arun_plan, flows, tool
-from plan_adapter.approvals import Decision
+from plan_adapter import CallbackApprover, ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, arun_plan, flows, tool
+from plan_adapter.approvals import Answer, ApprovalRequest, Decision
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
+from plan_adapter.engine.gate_forms import answer_form, lacks_form, open_forms
+from plan_adapter.engine.states import unattended_state
 from plan_adapter.host_process import HostProcess
 from plan_adapter.plan import new_id
 from plan_adapter.record import Attempt
 from plan_adapter.runs import reconcile as reconciling
 from plan_adapter.runs.reconcile import reconcile
+from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
@@ -184,7 +188,8 @@ async def test_a_completed_flow_run_with_missing_receipts_becomes_interrupted(
     assert "restart" in ((await state_of(run)).message or "")
 
 
-async def test_a_run_with_a_living_owner_is_shown_as_running(prefect_server: Server, store: PlanStore) -> None:
+@pytest.mark.parametrize("state", [Crashed(message="its heartbeat was missed"), unattended_state("r")], ids=lambda state: state.name)
+async def test_a_run_with_a_living_owner_is_shown_as_running(state: State, prefect_server: Server, store: PlanStore) -> None:
     started, may_finish = asyncio.Event(), asyncio.Event()
 
     @tool(effect="read")
@@ -198,10 +203,10 @@ async def test_a_run_with_a_living_owner_is_shown_as_running(prefect_server: Ser
     running = asyncio.create_task(arun_plan(plan, tools=ToolRegistry([wait]), store=store))
     await started.wait()
     run = (await store.runs())[0]
-    await show(run, Crashed(message="its heartbeat was missed"))
+    await show(run, state)
     [finding] = await reconcile(store, with_prefect=True)
     assert (finding.kind, finding.is_corrected) == ("shown", True)
-    assert finding.message == "Prefect showed Crashed, but it is executed by a running process"
+    assert finding.message == f"Prefect showed {state.name}, but it is executed by a running process"
     assert (await state_of(run)).is_running()
     assert await reconcile(store, with_prefect=True) == []
     may_finish.set()
@@ -227,6 +232,116 @@ async def test_prefect_gets_the_real_state_of_runs(prefect_server: Server, store
     assert (shown.is_crashed(), shown.name) == (True, "Interrupted")
     assert f"plan resume {interrupted.id}" in (shown.message or "")
     assert [finding.kind for finding in await reconcile(store, with_prefect=True)] == ["interrupted"]
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let reconciling act on a state in Prefect at once."""
+    monkeypatch.setattr(reconciling, "REACTION", timedelta(0))
+
+
+async def waiting(store: PlanStore, *, at_step: bool = False) -> PlanRun:
+    """Return a run that waits at the gate of its plan, or of its step, while no process executes it."""
+    plan = a_plan()
+    plan.options.require_approval, plan.steps[0].requires_approval = not at_step, at_step
+    bound = bind_inputs(validate(plan, ToolRegistry([look])))
+    run = await execute_plan(bound, run_request=RunRequest(waits=False), store=store, record_pending=True)
+    assert (run.status, (await state_of(run)).name) == (PlanStatus.PENDING_APPROVAL, "Waiting")
+    return run
+
+
+async def answer_in_form(run: PlanRun, decision: Decision = "approve") -> None:
+    (form,) = [form for form in await open_forms() if form.flow_run_id == run.flow_run_id]
+    await answer_form(form, Answer(decision, "安娜", digest=form.approval_digest[:12]))
+    assert (await state_of(run)).is_running()  # and nothing runs
+
+
+@pytest.mark.parametrize("state", [Running(), Scheduled(), Pending(), Crashed()], ids=lambda state: state.name)
+async def test_a_waiting_run_is_paused_again_with_its_form(state: State, prefect_server: Server, store: PlanStore, settled: None) -> None:
+    run = await waiting(store)
+    assert await reconcile(store, with_prefect=True) == []
+    await show(run, state)
+    (gate,) = await store.gates.find(run_id=run.id)
+    assert await lacks_form(gate)
+
+    (finding,) = await reconcile(store, with_prefect=True)
+
+    assert (finding.kind, finding.is_corrected) == ("shown", True)
+    assert finding.message == f"Prefect showed {state.name}, but it waits for an answer and no process runs it: it is Paused again"
+    assert (await state_of(run)).name == "Waiting"
+    (shown,) = await store.gates.find(run_id=run.id)
+    assert (shown.keyset != gate.keyset, await lacks_form(shown)) == (True, False)
+    assert await reconcile(store, with_prefect=True) == []
+    await answer_in_form(run)
+    done = await execute_resume(run.id, tools=ToolRegistry([look]), run_request=RunRequest(asks_in_form=True), store=store)
+    assert (done.status, (await state_of(run)).is_completed()) == (PlanStatus.COMPLETED, True)
+
+
+async def test_a_run_that_waits_at_a_step_is_paused_again_with_a_notice(prefect_server: Server, store: PlanStore, settled: None) -> None:
+    run = await waiting(store, at_step=True)
+    await show(run, Running())
+    (finding,) = await reconcile(store, with_prefect=True)
+    assert (finding.kind, finding.is_corrected, (await state_of(run)).name) == ("shown", True, "Waiting")
+    async with get_client() as client:
+        refused = await client.resume_flow_run(UUID(run.flow_run_id or ""))
+    assert (refused.status, (await state_of(run)).name) == (SetStateStatus.REJECT, "Waiting")
+
+
+async def test_an_answer_in_the_form_of_a_waiting_run_is_reported_until_a_resume_reads_it(
+    prefect_server: Server, store: PlanStore, settled: None
+) -> None:
+    run = await waiting(store)
+    await answer_in_form(run)
+    found = await reconcile(store, with_prefect=True)
+    assert [(finding.kind, finding.is_corrected) for finding in found] == [("shown", True), ("answered", False)]
+    assert found[1].message == "answered in Prefect while no process waited, and not read yet: approve of the plan by 安娜"
+    assert found[1].command == f"plan resume {run.id}"
+    assert (await state_of(run)).name == "Waiting"
+    assert await reconcile(store, with_prefect=True) == found[1:]
+    done = await execute_resume(run.id, tools=ToolRegistry([look]), run_request=RunRequest(asks_in_form=True), store=store)
+    assert (done.status, done.approved_by) == (PlanStatus.COMPLETED, "安娜")
+    assert await reconcile(store, with_prefect=True) == []
+
+
+async def test_an_incomplete_answer_in_the_form_of_a_waiting_run_gives_the_form_back_with_the_reason(
+    prefect_server: Server, store: PlanStore, settled: None
+) -> None:
+    run = await waiting(store)
+    async with get_client() as client:
+        await client.resume_flow_run(UUID(run.flow_run_id or ""), run_input={"decision": "request_changes", "approver": "安娜"})
+    assert (await state_of(run)).is_running()
+    (finding,) = await reconcile(store, with_prefect=True)
+    assert (finding.kind, finding.is_corrected) == ("shown", True)
+    (form,) = [form for form in await open_forms() if form.flow_run_id == run.flow_run_id]
+    assert form.refused
+
+
+async def test_a_state_that_is_new_or_cancelled_is_left_to_whoever_set_it(prefect_server: Server, store: PlanStore) -> None:
+    run = await waiting(store)
+    await show(run, Running())  # as a process does that is about to open the gate
+    assert await reconcile(store, with_prefect=True) == []
+    assert (await state_of(run)).is_running()
+    await show(run, Cancelled(message="enough"))
+    (finding,) = await reconcile(store, with_prefect=True)
+    assert (finding.kind, (await state_of(run)).is_cancelled()) == ("cancelled", True)
+
+
+async def test_a_waiting_run_whose_process_is_there_is_left_alone(prefect_server: Server, store: PlanStore, settled: None) -> None:
+    plan, asked, answered = a_plan(), asyncio.Event(), asyncio.Event()
+    plan.options.require_approval = True
+
+    async def answer(_: ApprovalRequest) -> bool:
+        asked.set()
+        await answered.wait()
+        return True
+
+    running = asyncio.ensure_future(arun_plan(plan, tools=ToolRegistry([look]), store=store, approver=CallbackApprover(answer)))
+    await asked.wait()
+    (run,) = await store.runs()
+    await show(run, Running())
+    assert await reconcile(store, with_prefect=True) == []
+    answered.set()
+    assert (await running).status is PlanStatus.COMPLETED
 
 
 async def test_the_deployment_finds_a_process_that_dies_while_it_watches(

@@ -1,12 +1,12 @@
 """Steps and gate policies as lines of a Markdown list, shared by the texts of plans and of previews."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import JsonValue
 
 from plan_adapter.options import EFFECTS, ApprovalPolicy, Effect, ErrorPolicy, Input
 from plan_adapter.plan import MAX_ROUNDS, ExecutionPlan, Step
-from plan_adapter.readable import as_text, code, counted, duration, fenced, prose
+from plan_adapter.readable import as_text, code, counted, duration, fenced, listed, prose
 
 REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
 
@@ -52,6 +52,7 @@ def step_listing(
     lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once, on_error), *facts)]
     lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
     lines += [f"   - tags: {', '.join(map(code, step.tags))}"] if step.tags else []
+    lines += [f"   - creates secrets: {', '.join(map(code, step.creates_secrets))}"] if step.creates_secrets else []
     if step.for_each is not None and not step.is_group:
         lines.append(f"   - for each: {code(step.for_each)}" + (f" ({counted(items, 'item')})" if items is not None else ""))
     if step.label is not None:
@@ -66,6 +67,22 @@ def step_listing(
     lines += [f"   - if nobody answers in time: {step.expires}"] if step.expires is not None else []
     lines += [f"   - {attempt_limits}"] if attempt_limits and step.ask is None else []
     return [*lines, *_rollback_lines(step, *rollback)] if rollback is not None else lines
+
+
+def list_names(ids: Sequence[str], limit: int = 5) -> str:
+    """Return the first names, and how many more there are."""
+    return listed([code(name) for name in ids], limit)
+
+
+def created_by(creators: Sequence[str]) -> str:
+    """Return a phrase about the steps that create a secret."""
+    return f"is created by step{'s' if len(creators) > 1 else ''} {list_names(creators)}"
+
+
+def secrets_fact(secrets: Sequence[str], creators: Mapping[str, Sequence[str]], most: int) -> str:
+    """Return a phrase with the first `most` of the secrets that are passed to tools. `creators` are the steps that create some of them."""
+    names = [code(name) + (f" ({created_by(creators[name])})" if name in creators else "") for name in secrets]
+    return f"uses the secrets: {listed(names, most)}"
 
 
 def group_facts(group: Step, items: int | None, at_once: int, on_error: ErrorPolicy) -> list[str]:

@@ -152,6 +152,11 @@ TIMEOUT_DESCRIPTION = (
 )
 
 
+CREATES_SECRETS_DESCRIPTION = (
+    "The names of secrets that exist only after this step. The run may start without them. Steps that use one must come after this step."
+)
+
+
 class Rollback(DocumentModel):
     """The call that undoes a completed step. It is approved with the plan, tried once, and has the step's timeout."""
 
@@ -226,6 +231,11 @@ class Step(DocumentModel):
     runner: Runner | None = Field(default=None, description=RUNNER_DESCRIPTION)
     depends_on: list[str] = Field(
         default_factory=list, description="The steps that must complete first. A reference to a step's result adds that step by itself."
+    )
+    creates_secrets: list[str] = Field(
+        default_factory=list,
+        description=CREATES_SECRETS_DESCRIPTION,
+        json_schema_extra={"items": {"type": "string", "minLength": 1}},
     )
     requires_approval: bool | Literal["each"] = Field(
         default=False,

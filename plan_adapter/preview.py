@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from pydantic import JsonValue
 
 from plan_adapter import graph
 from plan_adapter.expressions import Prediction, has_expression
-from plan_adapter.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing, sub_plan_facts
+from plan_adapter.listing import attempt_limits_text, goal_facts, indented, policy_facts, secrets_fact, step_listing, sub_plan_facts
 from plan_adapter.options import EFFECTS, Effect, ErrorPolicy, ExecutionOptions
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
@@ -83,6 +83,7 @@ class Preview:
     worst_case_ms: float | None  # without waits for approvals; None means no limit
     gate_effects: tuple[Effect, ...] = ()  # the settings give steps with these effects their own gate, whatever the plan says
     secrets: tuple[str, ...] = ()  # the names of the secrets passed to tools
+    secret_creators: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # by secret that steps create
     run_name: str | None = None  # of the flow run; None for Prefect's default. Without inputs it is as written
 
     @property
@@ -164,6 +165,7 @@ def preview_plan(
         worst_case_ms=_worst_case_run_ms(steps, validated, plan.options),
         gate_effects=tuple(gate_effects),
         secrets=tuple(sorted(validated.secrets)),
+        secret_creators=validated.created_secrets.creators,
         run_name=run_name(validated, inputs) or plan.run_name,
     )
 
@@ -337,7 +339,7 @@ def _facts(preview: Preview) -> list[str]:
     facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
     facts += [f"- input {code(name)}: not given yet" for name in preview.missing]
     facts += [f"- name of the run: {code(preview.run_name)}"] if preview.run_name else []
-    facts += [f"- uses the secrets: {', '.join(map(code, preview.secrets))}"] if preview.secrets else []
+    facts += [f"- {secrets_fact(preview.secrets, preview.secret_creators, len(preview.secrets))}"] if preview.secrets else []
     facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
     irreversible_ids = ", ".join(code(step.step.id) for step in preview.irreversible)
     facts.append(f"- **cannot be undone: {irreversible_ids}**" if irreversible_ids else "- cannot be undone: nothing")

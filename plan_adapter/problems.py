@@ -195,7 +195,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A step that runs another plan has fields of a call, or its plan cannot be loaded: there is no such file or version, the name "
             "has no version, plans run each other in a circle, or are nested more than 3 deep."
         ),
-        "duplicate-entry": "A list of tags or permissions, or of the approval policy, contains the same entry twice.",
+        "duplicate-entry": "A list of tags, permissions or secrets, or of the approval policy, contains the same entry twice.",
         "idle-policy": (
             "A field about approvals has no effect in this plan, because nobody is asked or because gates never expire. "
             "Set options.require_approval, a step's requires_approval or options.approval_timeout_ms, or remove the field."
@@ -301,7 +301,13 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "missing-secret": (
             "A step uses a secret that is in none of these places: a file in PLAN_ADAPTER_SECRETS_DIR, PLAN_ADAPTER_SECRET_NAME, a "
-            "Prefect block, or an entry point. A secret that is used only after steps that write is looked up when its step is called."
+            "Prefect block, or an entry point. If a step creates the secret, name it in `creates_secrets` of that step."
         ),
+        "early-secret": (
+            "A step uses a secret that another step creates (`creates_secrets`), and may run before that step has ended. Let it depend "
+            "on that step. A rollback may run as soon as its own step has completed."
+        ),
+        "secret-created-twice": "Two steps create the same secret, so it is not known which value a later step gets.",
+        "unused-secret": "A step creates a secret that no step uses. Correct the name, or remove it.",
     }
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.gates import FIND_LIMIT
-from plan_adapter.cli.secrets import location_line, secret_locations
+from plan_adapter.cli.secrets import is_ready, location_line, secret_locations
 from plan_adapter.cli.servers import available_server
 from plan_adapter.cli.sources import model_of, open_store, plan_of, policy_of_store, tools_of
 from plan_adapter.commands import answer_command
@@ -165,8 +165,9 @@ def _check_plan(plan: str, imports: list[str], settings: Settings) -> list[Findi
         return [*findings, Finding(ok=True, what=f"{plan} uses no secrets")]
     hint = "put it in one of these places"
     return findings + [
-        Finding(ok=location.problem is None, what=location_line(location, validated), hint="" if location.problem is None else hint)
+        Finding(ok=ok, what=location_line(location, validated), hint="" if ok else hint)
         for location in secret_locations(validated.secrets, settings)
+        for ok in [is_ready(location, validated)]
     ]
 
 

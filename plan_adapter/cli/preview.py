@@ -70,7 +70,9 @@ def preview(
     validated = validate(asyncio.run(plan_of(plan)), tools_of(tools or []))
     shown, locations = _preview_run(validated, given), secret_locations(validated.secrets, Settings())
     if json:
-        output.json_line(shown.as_json() | {"secret_places": [asdict(location) for location in locations]})
+        creators = validated.created_secrets.creators
+        places = [asdict(location) | {"created_by": list(creators.get(location.name, ()))} for location in locations]
+        output.json_line(shown.as_json() | {"secret_places": places})
     else:
         output.line(preview_text(shown).rstrip("\n"))
         if locations:

@@ -74,7 +74,7 @@ async def _run(source: str, given: dict[str, str], tools: list[str], options: Ru
         server = await in_daemon_thread(pending.wait) if pending is not None and can_ask and validated.secrets else None
         if can_ask:
             with look_up_secrets_on(server):  # before anybody types a value that the run would then not use
-                await refuse_missing_secrets(validated, settings, warn=False)
+                await refuse_missing_secrets(validated, settings)
             given = await ask_missing_inputs(validated.plan, given)
         bound = bind_inputs(validated, given, from_text=True)
         if server is None and pending is not None:

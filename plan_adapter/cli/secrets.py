@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from plan_adapter.errors import NoServerError
+from plan_adapter.listing import created_by
 from plan_adapter.readable import one_line
 
 if TYPE_CHECKING:
@@ -37,10 +38,13 @@ def secret_locations(names: Collection[str], settings: "Settings") -> "list[Secr
 
 
 def location_line(location: "SecretLocation", validated: "ValidatedPlan") -> str:
-    """Return a line with where a secret comes from, or why it cannot be used and which steps will fail without it."""
-    if location.problem is None:
-        return f"secret `{one_line(location.name)}`: from {location.place}"
-    from plan_adapter.runs.secrets import late_use_messages
+    """Return a line with where a secret comes from, the steps that create it, or why it cannot be used."""
+    creators = validated.created_secrets.creators.get(location.name, ())
+    now = f"from {location.place}" if location.problem is None else one_line(location.problem)
+    facts = [created_by(creators), f"now: {now}"] if creators else [now]
+    return f"secret `{one_line(location.name)}`: {'; '.join(facts)}"
 
-    late = late_use_messages(validated).get(location.name)
-    return f"secret `{one_line(location.name)}`: {one_line(location.problem)}" + (f"; {late}" if late else "")
+
+def is_ready(location: "SecretLocation", validated: "ValidatedPlan") -> bool:
+    """Return whether a run may start as far as this secret is concerned: it exists, or a step creates it."""
+    return location.problem is None or location.name in validated.created_secrets.creators

@@ -147,7 +147,7 @@ class Redactor:
 
 
 class RunSecrets:
-    """The secrets of one run. Each is looked up once and discarded with the run. Belongs to one event loop."""
+    """The secrets of one run. Each is looked up once, and again after a step that creates it. Belongs to one event loop."""
 
     def __init__(self, chain: SecretChain | None = None) -> None:
         """Look up secrets in `chain`. Without one, there are no secrets."""
@@ -164,7 +164,7 @@ class RunSecrets:
                     value = await self._chain.value(name)
                     self.redactor.add(value)
                     self._known[name] = value
-        return {name: self._known[name] for name in names}
+            return {name: self._known[name] for name in names}
 
     async def look_up_early(self, names: Collection[str]) -> None:
         """Look up `names` before any step runs, so that no step shows a value that only a later step uses.
@@ -174,6 +174,13 @@ class RunSecrets:
         for name in sorted(names):
             with contextlib.suppress(ExpressionError):
                 await self.values([name])
+
+    async def look_up_created(self, names: Collection[str]) -> None:
+        """Look up `names` again after the step that creates them, before its result is kept. Earlier values stay redacted."""
+        async with self._lookup_lock:
+            for name in names:
+                self._known.pop(name, None)
+        await self.look_up_early(names)
 
 
 def redact(record: logging.LogRecord, redactor: Redactor) -> None:

@@ -317,6 +317,7 @@ class Call:
                 self._tool, arguments, isolation=self._isolation, without_prefect=without_prefect
             )
             value = await complete(work, self._tool.name, timeout=self.timeout_seconds, stop=self._scope.stop)
+            await self._scope.secrets.look_up_created(self.step.creates_secrets)
             result = self._scope.secrets.redactor.value(as_json(value))
             failure = self._why_not_met(result)
         except CallStoppedError:

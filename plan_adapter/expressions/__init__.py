@@ -1,7 +1,7 @@
 """`${{ }}` expressions: compiled once with types, evaluated with the values of a run. The only package that uses CEL."""
 
 from plan_adapter.expressions.cel import matches
-from plan_adapter.expressions.declarations import INPUT_NAME, Declarations
+from plan_adapter.expressions.declarations import INPUT_NAME, SECRET_NAME, Declarations
 from plan_adapter.expressions.expression import Expression, Variables
 from plan_adapter.expressions.prediction import Prediction
 from plan_adapter.expressions.references import has_expression
@@ -9,6 +9,7 @@ from plan_adapter.expressions.template import Template, compile_template
 
 __all__ = [
     "INPUT_NAME",
+    "SECRET_NAME",
     "Declarations",
     "Expression",
     "Prediction",

@@ -29,7 +29,7 @@ NAME_HINTS: Mapping[str, str] = {
 INPUT_NAME = "[A-Za-z][A-Za-z0-9_]*"
 """The pattern of input names. CEL allows no other letters."""
 
-_NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64}/[a-z0-9-]{1,100}"
+SECRET_NAME = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64}/[a-z0-9-]{1,100}"  # noqa: S105  # a pattern of names
 """A secret's name, or a Prefect block's type and name."""
 
 _TEXT = Shape("string")
@@ -179,7 +179,7 @@ def _shape_of_secret(path: Path, declared: Declarations) -> Shape:
         raise RefusedError("misplaced-secret", f"`{format_path(path)}`: a secret is not allowed here", hint)
     if len(path) < 2 or not isinstance(path[1], str):
         raise RefusedError("unknown-reference", "`secrets` names no secret", NAME_HINTS["secrets"])
-    if not re.fullmatch(_NAME_PATTERN, path[1]):
+    if not re.fullmatch(SECRET_NAME, path[1]):
         hint = 'a letter or _, then at most 63 letters, digits, _, - or .; or a Prefect block: secrets["type/name"]'
         raise RefusedError("bad-secret-name", f"{path[1][:80]!r} cannot be the name of a secret", hint)
     return _TEXT

@@ -28,7 +28,7 @@ from plan_adapter.gates.text import (
     undo_sentence,
     value_lines,
 )
-from plan_adapter.listing import field_line, rollback_facts
+from plan_adapter.listing import field_line, list_names, rollback_facts
 from plan_adapter.options import Effect, Question
 from plan_adapter.plan import Step, flattened
 from plan_adapter.preview import Predictions, RollbackPreview, facts_of, preview_rollback
@@ -98,7 +98,10 @@ def step_gate_text(
     shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *closing]), MIN_CALL_HEIGHT))
     first += [*asked, *(shown or ["- no parameters"]), "", *closing]
     rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
-    rest += ["### The call", "", f"- {_attempt_limits(step, validated.plan.timeout_ms_of(step))}", *secrets_lines(secrets), ""]
+    rest += ["### The call", "", f"- {_attempt_limits(step, validated.plan.timeout_ms_of(step))}"]
+    rest += secrets_lines(secrets, validated.created_secrets.creators)
+    rest += [f"- creates secrets: {list_names(step.creates_secrets)}"] if step.creates_secrets else []
+    rest += [""]
     rest += [*description_section(step.description), *_rollback_section(undo, undo_mask, "its item or the run" if alone else "the run")]
     mask.has_redacted = mask.has_redacted or undo_mask.has_redacted
     rest += redaction_note(mask)

@@ -22,7 +22,6 @@ from plan_adapter.gates.text import (
     heading_lines,
     height_of,
     inline_text,
-    list_names,
     notice_lines,
     plan_title,
     redaction_note,
@@ -32,7 +31,7 @@ from plan_adapter.gates.text import (
     value_block,
     value_lines,
 )
-from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, operators_fact, permissions_fact
+from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, list_names, operators_fact, permissions_fact
 from plan_adapter.options import EFFECTS, Effect
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import ExecutionPlan, Step, flattened
@@ -159,6 +158,7 @@ def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: boo
     for_each = None if step.is_group else step.for_each
     conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
     conditions |= {"runs on": step.runner, "runs in": step.isolation, "tags": ", ".join(step.tags) or None}
+    conditions |= {"creates secrets": ", ".join(step.creates_secrets) or None}
     given = mask.redact_parameters(step.tool_name or "", preview.parameters)
     parameters = [(code(name), value) for name, value in given if step.goal is None or name != "done_when"]  # it is one of the conditions
     _add_parts(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *parameters], parts, blocks)
@@ -286,7 +286,7 @@ def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[s
         *([f"- undone as soon as their item has failed: {list_names(alone)}"] if alone else []),
         *([f"- asks again before {list_names(asks)}"] if asks else []),
         *([f"- asks a person: {list_names(questions)}"] if questions else []),
-        *secrets_lines(preview.secrets),
+        *secrets_lines(preview.secrets, preview.secret_creators),
         *([f"- {permissions_fact(plan.permissions)}"] if plan.permissions else []),
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),

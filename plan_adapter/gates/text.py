@@ -7,11 +7,11 @@ from unicodedata import east_asian_width
 
 from pydantic import JsonValue
 
-from plan_adapter.listing import group_facts
+from plan_adapter.listing import group_facts, list_names, secrets_fact
 from plan_adapter.options import Effect, Expiry
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.preview import Preview, StepPreview
-from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, listed, one_line, redacted, visible, words
+from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, one_line, redacted, visible, words
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 
 EFFECTS_SHOWN: dict[Effect, str] = {"read": "read", "idempotent_write": "write, repeatable", "write": "**write**"}
@@ -23,11 +23,6 @@ MAX_LISTED = 12
 """The most steps that get a line each. More are named in one sentence."""
 
 
-def list_names(ids: Sequence[str], limit: int = 5) -> str:
-    """Return the first names, and how many more there are."""
-    return listed([code(name) for name in ids], limit)
-
-
 def undo_sentence(irreversible: Sequence[str], *, writes: bool, limit: int = 5) -> str:
     """Return the sentence on the first screen of a gate that says which steps cannot be undone. `writes`: whether any step does."""
     if irreversible:
@@ -35,9 +30,9 @@ def undo_sentence(irreversible: Sequence[str], *, writes: bool, limit: int = 5) 
     return "Every write can be undone." if writes else "It only reads."
 
 
-def secrets_lines(secrets: Sequence[str]) -> list[str]:
-    """Return the line that names the secrets passed to tools, or no line if there are none."""
-    return [f"- uses the secrets: {list_names(secrets, MAX_LISTED)}"] if secrets else []
+def secrets_lines(secrets: Sequence[str], creators: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the line that names the secrets passed to tools, and the steps that create them, or no line if there are none."""
+    return [f"- {secrets_fact(secrets, creators, MAX_LISTED)}"] if secrets else []
 
 
 def expiry_sentence(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:

@@ -48,7 +48,7 @@ async def refuse_missing_requirements(bound: BoundPlan, run: PlanRun, history: R
         done = [step_id for step_id, choice in choices.items() if choice.kind != "run"]
         refuse_without_model(validated, run_request, done=done)
         refuse_without_dask(validated, done=done)
-        await refuse_missing_secrets(validated, run_request.settings, done=done)
+        await refuse_missing_secrets(validated, run_request.settings, choices)
 
 
 def resume_action(

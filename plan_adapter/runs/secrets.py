@@ -1,22 +1,20 @@
 """The secrets of a run: where they come from, which are missing before it starts, and which are redacted for models."""
 
 import asyncio
-import logging
 import os
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 
 from plan_adapter.credentials import credential_values
 from plan_adapter.engine.connection import configured_api_url, quiet_import
 from plan_adapter.errors import InvalidPlanError, NoServerError
+from plan_adapter.execution.history import StepChoice
 from plan_adapter.execution.secrets import Redactor, RunSecrets
-from plan_adapter.readable import listed
+from plan_adapter.listing import list_names
 from plan_adapter.secrets import SecretChain, SecretLocation, SecretUnavailableError, add_server_place, known_values, secret_chain
 from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.findings import Findings
-
-log = logging.getLogger(__name__)
+from plan_adapter.validation.secrets import ROLLBACK_PARAMETERS, secrets_by_field
 
 
 def secrets_of(settings: Settings, chain: SecretChain | None = None) -> RunSecrets:
@@ -41,38 +39,30 @@ async def locate_secrets(names: Collection[str], settings: Settings, chain: Secr
     return list(await asyncio.gather(*(chain.locate(name) for name in sorted(names))))
 
 
-async def refuse_missing_secrets(validated: ValidatedPlan, settings: Settings, *, done: Collection[str] = (), warn: bool = True) -> None:
-    """Raise InvalidPlanError, which names all secrets that are missing and must exist before the run starts.
+async def refuse_missing_secrets(validated: ValidatedPlan, settings: Settings, choices: Mapping[str, StepChoice] | None = None) -> None:
+    """Raise InvalidPlanError, which names every secret that is missing and that no step creates before it is used.
 
-    `done` contains the steps that a resume does not call. A step that writes may create a secret for later steps, so a secret that only
-    those use gets a warning in the log, with `warn`. If a place cannot be queried, the steps that use the secret check it.
+    `choices` say what a resume does with each step. A secret whose creating step does not run now must be there. If a place cannot be
+    queried, the steps that use the secret check it.
     """
-    uses = _find_uses(validated, done)
-    missing = await _find_missing(uses, settings)
+    uses = _find_uses(validated, choices or {})
     findings = Findings()
-    for name, problem in missing.items():
-        for at in uses[name].places if uses[name].is_early else ():
-            findings.add("missing-secret", at, problem, "store it in one of these places; `plan doctor PLAN` checks again")
+    for name, problem in (await _find_missing(uses, settings)).items():
+        creators = validated.created_secrets.creators.get(name, ())
+        done = f"; {list_names(creators)}, which creates it, does not run now" if creators else ""
+        other = "" if creators else ", or write its name under `creates_secrets` of the step that creates it"
+        for at in uses[name]:
+            findings.add("missing-secret", at, problem + done, f"store it in one of these places{other}; `plan doctor PLAN` checks again")
     if problems := findings.sorted(validated.plan):
         raise InvalidPlanError(problems)
-    for name, problem in missing.items() if warn else ():
-        log.warning("%s; %s", problem, uses[name].late_use_message)
 
 
 async def missing_secret_notices(validated: ValidatedPlan, settings: Settings, chain: SecretChain | None = None) -> list[str]:
-    """Return notices for a gate about secrets that were not found where the gate was opened."""
-    uses = _find_uses(validated)
-    missing = await _find_missing(uses, settings, chain)
-    without = {name: "without it the run does not start" if uses[name].is_early else uses[name].late_use_message for name in missing}
+    """Return notices for a gate about secrets that were not found where the gate was opened, and that no step creates."""
     return [
-        f"The process that opened the gate has no secret `{name}`: {without[name]}. `plan doctor PLAN` lists the places."
-        for name in missing
+        f"The process that opened the gate has no secret `{name}`: without it the run does not start. `plan doctor PLAN` lists the places."
+        for name in await _find_missing(_find_uses(validated, {}), settings, chain)
     ]
-
-
-def late_use_messages(validated: ValidatedPlan) -> dict[str, str]:
-    """Return the message for each secret that is used only after a step that writes, by name. It applies if the secret is missing."""
-    return {name: use.late_use_message for name, use in _find_uses(validated).items() if not use.is_early}
 
 
 async def _find_missing(names: Collection[str], settings: Settings, chain: SecretChain | None = None) -> dict[str, str]:
@@ -84,42 +74,22 @@ async def _find_missing(names: Collection[str], settings: Settings, chain: Secre
     }
 
 
-@dataclass(slots=True)
-class _SecretUse:
-    """Where a plan uses a secret: the steps and their places in the document. `is_early`: one of them follows no step that writes."""
+def _find_uses(validated: ValidatedPlan, choices: Mapping[str, StepChoice]) -> dict[str, list[str]]:
+    """Return the places where the plan uses each secret that must exist before the start, by name.
 
-    steps: list[str] = field(default_factory=list[str])
-    places: list[str] = field(default_factory=list[str])
-    is_early: bool = False
-
-    @property
-    def late_use_message(self) -> str:
-        """What to report if the secret is missing and `is_early` is false."""
-        uses, fails = ("uses", "fails") if len(self.steps) == 1 else ("use", "fail")
-        steps = listed([f"`{step}`" for step in self.steps], 5)
-        return f"{steps} {uses} it after steps that write, and {fails} unless one of them creates it"
-
-
-def _find_uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _SecretUse]:
-    """Return where the plan uses each secret, by name. Steps in `done` are ignored."""
+    A completed step is not called again, but its rollback may be.
+    """
     places = {step.id: at for at, step in validated.plan.places.items()} if validated.secrets else {}
-    after_writes, uses = set[str](), dict[str, _SecretUse]()
-    for step_id in (*validated.order, *validated.finally_order):
-        if step_id in done:  # whatever it creates exists already
-            continue
-        first = validated.order if step_id in validated.finally_order else validated.reduced[step_id]
-        before = [after for after in first if after not in done]
-        if any(after in after_writes or validated.effect_of(after) != "read" for after in before):
-            after_writes.add(step_id)
-        templates = {"parameters": validated.parameters[step_id]}
-        if step_id in validated.rollbacks:
-            templates["rollback.parameters"] = validated.rollbacks[step_id].parameters
-        for place, template in templates.items():
-            for name in template.secrets:
-                use = uses.setdefault(name, _SecretUse())
-                use.places.append(f"{places[step_id]}.{place}")
-                use.steps += [] if step_id in use.steps else [step_id]
-                use.is_early = use.is_early or step_id not in after_writes
+    kinds, uses = {step_id: choice.kind for step_id, choice in choices.items()}, dict[str, list[str]]()
+    for step_id in (*validated.order, *validated.finally_order) if places else ():
+        rollback, kind = validated.rollbacks.get(step_id), kinds.get(step_id, "run")
+        calls = secrets_by_field(validated.parameters[step_id], None if rollback is None else rollback.parameters)
+        for field, names in calls.items():
+            is_undo = field == ROLLBACK_PARAMETERS
+            for name in sorted(names) if kind == "run" or (is_undo and kind == "carried") else ():
+                creators = validated.created_secrets.creators_before(step_id, name, rollback=is_undo)
+                if all(kinds.get(creator, "run") != "run" for creator in creators):
+                    uses.setdefault(name, []).append(f"{places[step_id]}.{field}")
     return uses
 
 

@@ -134,7 +134,7 @@ def _check_step(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
 
 _NOT_IN_GROUPS = (
     *("tool_name", "goal", "ask", "parameters", "input", "done_when", "max_retries", "retry_delay_ms", "timeout_ms", "effect"),
-    *("isolation", "rollback", "tags", "approvers", "expires"),
+    *("isolation", "rollback", "tags", "approvers", "expires", "creates_secrets"),
 )
 
 

@@ -43,6 +43,10 @@ class Dependencies:
             found[step_id] = (*after, *steps)
         return found
 
+    def of_whole_plan(self) -> dict[str, tuple[str, ...]]:
+        """Return the dependencies of every step of a plan that is not inside another."""
+        return self.for_all_steps() if self.inner or self.nested else self.outer
+
     def with_prefix(self, prefix: str, nested: dict[str, "Dependencies"]) -> "Dependencies":
         """Return these dependencies with `prefix` before each id, and with `nested` as the plans that steps run."""
         return Dependencies(

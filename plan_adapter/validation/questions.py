@@ -13,7 +13,7 @@ FORM_FIELDS = ("decision", "approver", "code", "signature", "note", "digest")
 _CALL_FIELDS = (
     *("tool_name", "parameters", "input", "goal", "tools", "max_rounds", "for_each", "label", "done_when", "effect", "isolation"),
     *("max_retries", "retry_delay_ms", "retry_backoff", "retry_jitter", "timeout_ms", "requires_approval", "rollback", "rollback_failed"),
-    *("runner", "steps", "batch", "max_failures"),
+    *("runner", "steps", "batch", "max_failures", "creates_secrets"),
 )
 """The fields of a step that concern a call. A question makes no call."""
 

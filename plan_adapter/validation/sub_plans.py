@@ -23,7 +23,7 @@ CODE = "bad-sub-plan"
 _OTHER_STEP_FIELDS = (
     *("tool_name", "ask", "goal", "parameters", "input", "done_when", "tools", "max_rounds", "steps", "batch", "max_failures", "label"),
     *("max_retries", "retry_delay_ms", "retry_backoff", "retry_jitter", "timeout_ms", "effect", "isolation", "rollback", "rollback_failed"),
-    *("runner", "tags", "approvers", "expires"),
+    *("runner", "tags", "approvers", "expires", "creates_secrets"),
 )
 """The fields of a step that concern a call, a question or a group."""
 

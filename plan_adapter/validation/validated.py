@@ -30,6 +30,7 @@ from plan_adapter.validation.fresh import fresh_copy
 from plan_adapter.validation.gates import check_gates, check_permissions
 from plan_adapter.validation.inputs import check_definitions, read_values
 from plan_adapter.validation.results import StepResults
+from plan_adapter.validation.secrets import CreatedSecrets, check_created_secrets
 from plan_adapter.validation.sub_plans import SubPlan, check_as_sub_plan
 from plan_adapter.values import join
 
@@ -60,6 +61,7 @@ class ValidatedPlan:
     concurrency_key: Template | None
     definitions: tuple[dict[str, JsonValue], ...]  # of all tools in use, including rollback tools, by name; an approval covers them
     secrets: frozenset[str]  # the names of the secrets that the plan uses
+    created_secrets: CreatedSecrets  # those that its steps create
     steps: Mapping[str, Step]  # by id
 
     def effect_of(self, step_id: str) -> Effect:
@@ -140,6 +142,10 @@ class CompiledPlan:
         """The calls of the plan's own steps and of all plans inside it, each as in its own document."""
         return [*self.calls, *(call for nested in self.sub_plans.values() for call in nested.own_and_inner_calls)]
 
+    def calls_of_whole_plan(self) -> list[Call]:
+        """Return the calls of all steps, with the steps of the whole plan. This plan must not be inside another."""
+        return self.all_calls({step.id: step for step in self.plan.all_steps}) if self.sub_plans else self.calls
+
     def all_calls(self, steps: Mapping[str, Step], prefix: str = "") -> list[Call]:
         """Return the calls of all steps. `steps` are those of the whole plan, where the ids of this plan's steps begin with `prefix`."""
         found = list[Call]()
@@ -182,11 +188,11 @@ def _build_validated(compiled: CompiledPlan | None, problems: list[Problem], *, 
     if compiled is None:
         raise InvalidPlanError(problems)
     _raise_errors(problems)
-    calls = compiled.all_calls({step.id: step for step in compiled.plan.all_steps}) if compiled.sub_plans else compiled.calls
+    calls = compiled.calls_of_whole_plan()
     used = _used_tools(tool for call in calls for tool in (call.tool, call.rollback_tool, *call.goal_tools))
     finally_ids = {call.step.id for call in calls if call.is_finally_step}
     known = compiled.all_dependencies()
-    dependencies = known.for_all_steps() if known.inner or known.nested else known.outer
+    dependencies = known.of_whole_plan()
     order = topological_order(dependencies)
     reduced = transitive_reduction(dependencies, order)
     outer = known.outer
@@ -213,6 +219,7 @@ def _build_validated(compiled: CompiledPlan | None, problems: list[Problem], *, 
         run_name=compiled.run_name,
         concurrency_key=compiled.concurrency_key,
         definitions=tuple(used[name].definition() for name in sorted(used)),
+        created_secrets=CreatedSecrets.of((call.step for call in calls), dependencies, finally_ids),
         steps=MappingProxyType({call.step.id: call.step for call in calls}),
         secrets=frozenset(
             name for call in calls for template in (call.parameters, call.rollback_parameters) if template for name in template.secrets
@@ -289,7 +296,20 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
     key = _compile_key(fresh, dependencies.outer, findings)
     plan_templates = [template for template in (run_name, key) if template is not None]
     _check_inputs_are_used(fresh, calls, [*outputs.values(), *plan_templates], findings)
-    return CompiledPlan(fresh, calls, dependencies, outputs, run_name, key, sub_plans)
+    compiled = CompiledPlan(fresh, calls, dependencies, outputs, run_name, key, sub_plans)
+    if not around:  # a step may use a secret that a step of another plan creates
+        _check_created_secrets(compiled, findings)
+    return compiled
+
+
+def _check_created_secrets(compiled: CompiledPlan, findings: Findings) -> None:
+    """Add the problems of the secrets that steps of the whole plan create."""
+    if not any(step.creates_secrets for step in compiled.plan.all_steps):
+        return
+    calls = compiled.calls_of_whole_plan()
+    finally_steps = {call.step.id for call in calls if call.is_finally_step}
+    created = CreatedSecrets.of((call.step for call in calls), compiled.all_dependencies().of_whole_plan(), finally_steps)
+    check_created_secrets(calls, created, {step.id: at for at, step in compiled.plan.places.items()}, findings)
 
 
 def _compile_sub_plan(call: Call, tools: ToolRegistry, findings: Findings, around: tuple[ExecutionPlan, ...]) -> CompiledPlan | None:

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, Input, PlanStore, ToolRegistry, arun_plan, load_plan, run_plan, tool
-from plan_adapter.tools.shell import run_command
+from plan_adapter import ExecutionPlan, Input, ToolRegistry, run_plan, tool
 from tests.attacks.approving import RecordingApprover
 
 
@@ -57,31 +56,3 @@ def test_literals_in_secret_parameters_stay_masked(monkeypatch: pytest.MonkeyPat
     plan_text, step_text = gate_texts({"headers": {"Authorization": "Basic aGVsbG8=", "X": "${{ secrets.t }}"}, "password": "written-out"})
     assert "aGVsbG8=" not in plan_text + step_text
     assert "written-out" not in plan_text + step_text
-
-
-LATE_SECRET_PLAN = """
-description: Rotate a key
-options: {require_approval: %s}
-steps:
-  - {id: rotate, tool_name: run_command, parameters: {argv: ["true"]}}
-  - {id: use, tool_name: run_command, parameters: {argv: [echo, "${{ secrets.made }}"]}, depends_on: [rotate]}
-"""
-LATE_SECRET_WARNING = "`use` uses it after steps that write, and fails unless one of them creates it"
-
-
-@pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "there"])
-async def test_runner_and_approver_are_warned_of_a_secret_that_a_later_step_lacks(
-    is_missing: bool, store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    if not is_missing:
-        monkeypatch.setenv("PLAN_ADAPTER_SECRET_MADE", "made-already")
-    approver = RecordingApprover()
-    async with PlanStore(store_url) as store:
-        run = await arun_plan(
-            load_plan(LATE_SECRET_PLAN % "true"), tools=ToolRegistry([run_command]), store=store, approver=approver, offline=True
-        )
-    assert run.step("use").status == ("failed" if is_missing else "completed")
-    warnings = [record.getMessage() for record in caplog.records if LATE_SECRET_WARNING in record.getMessage()]
-    assert [message.partition(";")[0] for message in warnings] == (["there is no secret `made`"] if is_missing else [])
-    assert ("The process that opened the gate has no secret `made`" in approver.texts[0]) == is_missing
-    assert (LATE_SECRET_WARNING in approver.texts[0]) == is_missing

@@ -89,6 +89,7 @@ step_fields: dict[str, st.SearchStrategy] = {
     "parameters": mappings,
     "input": texts,
     "depends_on": st.lists(ids, max_size=3),
+    "creates_secrets": st.lists(ids, max_size=2),
     "when": optional(texts),
     "done_when": optional(texts),
     "max_retries": st.integers(0, 5),

@@ -57,6 +57,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "isolation": (CALL, "process"),
     "runner": (CALL, "dask"),
     "depends_on": (CALL, ["first"]),
+    "creates_secrets": (CALL, ["token"]),
     "requires_approval": (CALL, True),
     "on_error": (CALL, "continue"),
     "rollback": (UNDO, {"tool_name": "undo", "parameters": {"text": "c"}}),

@@ -81,6 +81,7 @@ SAME = {
     "no tags": changed("tags", []),
     "no run name": changed("run_name", None),
     "no tags of a step": changed("steps.0.tags", None),
+    "no created secrets": changed("steps.0.creates_secrets", []),
 }
 
 
@@ -117,6 +118,7 @@ OTHER = {
     "tags": changed("tags", ["web"]),
     "run name": changed("run_name", "restart"),
     "tags of a step": changed("steps.0.tags", ["web"]),
+    "the secrets that a step creates": changed("steps.0.creates_secrets", ["token"]),
 }
 
 

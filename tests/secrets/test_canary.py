@@ -127,8 +127,8 @@ async def run_one(plan: ExecutionPlan, tmp_path: Path, **options: Any) -> tuple[
 
 
 def after_a_write(plan: ExecutionPlan) -> ExecutionPlan:
-    """Return `plan` with a write before its step, so that the step's secret may be created during the run."""
-    plan.add_step("guarded", "First", {"token": "x"}, id="before")
+    """Return `plan` with a write before its step, which creates the secrets."""
+    plan.add_step("guarded", "First", {"token": "x"}, id="before", creates_secrets=["canary", "later"])
     plan.steps[0].depends_on = ["before"]
     return plan
 
@@ -146,7 +146,7 @@ async def test_a_missing_secret_refuses_the_run_before_anything_is_stored(tmp_pa
         assert await store.runs() == []
 
 
-async def test_a_missing_secret_that_an_earlier_step_could_create_fails_its_step_before_the_call(tmp_path: Path) -> None:
+async def test_a_secret_that_its_step_did_not_create_fails_the_step_that_uses_it_before_the_call(tmp_path: Path) -> None:
     run, attempts = await run_one(after_a_write(one_step("guarded", max_retries=3)), tmp_path)
     assert attempts == 1
     assert run.step("one").error is not None

@@ -160,7 +160,7 @@ class Operations:
         )
         shown = preview.as_json()
         del shown["secrets"]  # a field of this name would be redacted, although it holds only names
-        return {**shown, "needs": [f"secrets.{name}" for name in preview.secrets]}
+        return {**shown, "needs": [f"secrets.{name}" for name in preview.secrets if name not in preview.secret_creators]}
 
     async def run_plan(
         self, plan: str | None = None, document: str | None = None, inputs: Inputs | None = None, wait_seconds: Wait = 10

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -23,6 +24,8 @@ from plan_adapter.approvals import Answer, Decision, Gate
 from plan_adapter.engine.gate_forms import answer_form, form_fields, open_forms
 from plan_adapter.engine.internals import rerun
 from plan_adapter.options import ApprovalPolicy
+from plan_adapter.runs import reconcile as reconciling
+from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.status import RunReason
 from tests.engine.gates import flow_run, resume
 from tests.gates.questions import plan_with_question
@@ -336,7 +339,10 @@ run_plan(plan, tools=ToolRegistry([strike]), approver=PrefectApprover())
 @pytest.mark.parametrize(
     "answered", [pytest.param(False, id="unanswered", marks=pytest.mark.thorough), pytest.param(True, id="answered_in_the_form")]
 )
-async def test_a_run_killed_at_its_gate_continues_only_if_it_was_approved(answered: bool, world: World, tmp_path: Path) -> None:
+async def test_a_run_killed_at_its_gate_continues_only_if_it_was_approved(
+    answered: bool, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciling, "REACTION", timedelta(0))
     struck = tmp_path / "struck"
     environment = {**os.environ, "PLAN_ADAPTER_DATABASE_URL": world.url}
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(struck)], env=environment)
@@ -348,6 +354,11 @@ async def test_a_run_killed_at_its_gate_continues_only_if_it_was_approved(answer
         process.wait()
     if answered:
         await resume(flow_run_id, APPROVE)
+    else:
+        await set_state(flow_run_id, Running())
+    found = await reconcile(world.store, with_prefect=True)  # where nothing runs, the page shows the form again and an answer is kept
+    assert [(finding.kind, finding.is_corrected) for finding in found] == [("shown", True), *[("answered", False)] * answered]
+    assert [form.keyset != gate.keyset for form in await open_forms() if form.run_id == gate.run_id] == [True] * (not answered)
     from plan_adapter import aresume_run, tool
 
     def strike(target: str) -> str:

@@ -29,7 +29,7 @@ DAY = 2
 
 @dataclass
 class Person:
-    """Answers every gate and records the requests. `answer` answers approval requests, and `reply` answers questions."""
+    """Answers every gate and records the requests. `answer` answers approval requests, a text rejects; `reply` answers questions."""
 
     answer: Callable[[ApprovalRequest], bool | str] = lambda _: True
     reply: Mapping[str, JsonValue] = field(default_factory=lambda: {"answer": "不知道"})
@@ -37,7 +37,10 @@ class Person:
 
     def __call__(self, request: ApprovalRequest) -> Any:
         self.asked.append(request)
-        return self.reply if request.kind == "question" else self.answer(request)
+        if request.kind == "question":
+            return self.reply
+        answer = self.answer(request)
+        return ("reject", answer) if isinstance(answer, str) else answer
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The canonical form of a plan, the digests computed from it, and the differences between two plans."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, TypeAlias, cast
@@ -61,15 +61,20 @@ def approval_digest(
     inputs: Mapping[str, JsonValue],
     definitions: Iterable[Mapping[str, JsonValue]],
     folder: Mapping[str, str] | None = None,
+    *,
+    permissions: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """Return the SHA-256, in hex, of what an approval covers: the plan, the inputs of the run and the tools' definitions.
 
-    With `folder`, it also covers the folder that the run was moved to.
+    With `folder`, it also covers the folder that the run was moved to. `permissions` are those that the inputs decide, by the step that
+    runs the plan.
     """
     tools = {str(definition["name"]): dict(definition) for definition in definitions}
     content: dict[str, JsonValue] = {"plan": plan_digest, "inputs": dict(inputs), "tools": cast("dict[str, JsonValue]", tools)}
     if folder is not None:
         content["folder"] = dict(folder)
+    if permissions:
+        content["permissions"] = {runner: [*names] for runner, names in permissions.items()}
     return sha256(canonical_json(content)).hexdigest()
 
 

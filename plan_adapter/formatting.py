@@ -150,7 +150,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
         or any(_has_gate(plan, step) for step in plan.all_steps)
         or bool(plan.approval and plan.approval.effects)
     )
-    lines += [f"- {fact}" for fact in policy_facts(plan, asks=asks)]
+    lines += [f"- {fact}" for fact in policy_facts(plan, plan.permissions_at(None), asks=asks)]
     lines += [f"- output {code(name)}: {code(as_text(value))}" for name, value in plan.outputs.items()]
     lines += ["", "## Steps", ""]
     dependencies, count = dependencies_of(plan), len(flattened(plan.steps))
@@ -170,7 +170,9 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             is_finally_step=number > count,
             at_once=plan.items_at_once(step),
             on_error=plan.on_error_of(step),
-            facts=sub_plan_facts(plan, step) if step.goal is None else goal_facts(plan, step, dict.fromkeys(step.tools)),
+            facts=sub_plan_facts(plan, step, plan.permissions_at(step))
+            if step.goal is None
+            else goal_facts(plan, step, dict.fromkeys(step.tools)),
         )
         lines += indented(listed, step.depth)
     return lines

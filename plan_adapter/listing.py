@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import JsonValue
 
+from plan_adapter.expressions import inputs_in
 from plan_adapter.options import EFFECTS, ApprovalPolicy, Effect, ErrorPolicy, Input
-from plan_adapter.plan import MAX_ROUNDS, ExecutionPlan, Step
+from plan_adapter.plan import MAX_ROUNDS, ExecutionPlan, Permissions, Step
 from plan_adapter.readable import as_text, code, counted, duration, fenced, listed, prose
 
 REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
@@ -112,13 +113,13 @@ def rollback_facts(group: Step, on_error: ErrorPolicy) -> list[str]:
     return ["rolls back no item when an item fails; if another step ends the run, rolls back the items that completed"]
 
 
-def sub_plan_facts(plan: ExecutionPlan, step: Step) -> list[str]:
-    """Return facts about the plan that a step of `plan` runs, one per line. Empty for any other step."""
+def sub_plan_facts(plan: ExecutionPlan, step: Step, permissions: Permissions) -> list[str]:
+    """Return facts about the plan that a step of `plan` runs with `permissions`, one per line. Empty for any other step."""
     if step.pinned is None:
         return []
     policy = step.pinned.approval or ApprovalPolicy()
     who = [f"at its gates may answer: {' or '.join(map(code, policy.approvers))}"] if policy.approvers else []
-    allowed = [permissions_fact(permissions)] if (permissions := plan.permissions_at(step)) else []
+    allowed = permissions_facts(permissions)
     allowed += [always_execute_fact(always)] if (always := plan.always_executed_at(step)) else []
     return [f"runs {counted(len(step.pinned.steps), 'step')} of {prose(step.pinned.name)}", *who, *allowed]
 
@@ -128,16 +129,19 @@ def indented(lines: list[str], depth: int) -> list[str]:
     return [f"{'   ' * depth}{line}" for line in lines]
 
 
-def goal_facts(plan: ExecutionPlan, step: Step, tools: Mapping[str, Effect | None], *, refused: Collection[str] = ()) -> list[str]:
+def goal_facts(
+    plan: ExecutionPlan, step: Step, tools: Mapping[str, Effect | None], *, refused: Collection[str] = (), is_decided: bool = True
+) -> list[str]:
     """Return two lines: the tools that a model may call for a goal of `plan`, and the limits of the goal.
 
-    `tools` maps the names of its tools to their effects, None if unknown. `refused` are the tools whose permission the plan does not give.
+    `tools` maps the names of its tools to their effects, None if unknown. `refused` are the tools whose permission the plan does not give,
+    or has not given before the inputs decide, if not `is_decided`.
     """
     allowed, always_execute = list[str](), plan.always_executed_at(step)
     listed = {name for each in plan.plans_at(step) for name in each.always_executed}
     for name, effect in tools.items():
         if name in refused:
-            asks = "refused: the plan does not give its permission"
+            asks = "refused: the plan does not give its permission" if is_decided else "only if the inputs of the run give its permission"
         elif name in always_execute:
             asks = "without a confirmation"
         elif name in listed:
@@ -188,7 +192,7 @@ def attempt_limits_text(step: Step, timeout_ms: int) -> str:
     return f"{timeout} per attempt, {'up to ' if step.max_retries > 1 else ''}{retries}{delay}{growth}{jitter}"
 
 
-def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Effect] = ()) -> list[str]:
+def policy_facts(plan: ExecutionPlan, permissions: Permissions, *, asks: bool, gate_effects: Collection[Effect] = ()) -> list[str]:
     """Return the gate policy, one fact per line: operators, permissions, approvers, proof of identity, effects, timeout and expiry.
 
     `asks` says whether the plan or one of its steps waits for an approval; if not, the facts about approvals are left out. Of the settings,
@@ -196,7 +200,7 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
     """
     policy, timeout = plan.approval or ApprovalPolicy(), plan.options.approval_timeout_ms
     facts = [operators_fact(policy)] if policy.operators else []
-    facts += [permissions_fact(plan.permissions)] if plan.permissions else []
+    facts += permissions_facts(permissions)
     facts += [REPLAN_FACT] if plan.on_failure == "replan" else []
     if not asks or not (plan.approval or timeout or gate_effects):
         return facts
@@ -210,9 +214,20 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
     return [*facts, _waiting_fact(policy, timeout)]
 
 
-def permissions_fact(permissions: Collection[str]) -> str:
-    """Return a phrase about the permissions that a plan gives."""
-    return f"permissions that its tools get: {', '.join(map(code, permissions))}"
+def permissions_facts(permissions: Permissions) -> list[str]:
+    """Return a phrase about the permissions that a plan gives, and which inputs give them. Empty if it can give none."""
+    sources = ", ".join(code(source) for source in sources_of(*permissions.expressions))
+    if not permissions.is_decided:
+        return [f"permissions that its tools get: decided by {sources or 'an expression'}"]
+    if not permissions.names and not permissions.expressions:
+        return []
+    names = ", ".join(map(code, permissions.names)) or "none"
+    return [f"permissions that its tools get: {names}" + (f" (from {sources})" if sources else "")]
+
+
+def sources_of(*texts: str) -> list[str]:
+    """Return the inputs in the expressions of `texts`, each once, as `inputs.name`."""
+    return [f"inputs.{name}" for name in dict.fromkeys(name for text in texts for name in inputs_in(text))]
 
 
 def always_execute_fact(tools: Collection[str]) -> str:

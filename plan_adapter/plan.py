@@ -3,9 +3,9 @@
 Field names, defaults and statuses are those of Aster's ExecutionPlan (see `plan guide aster`). A plan is mutable until it is validated.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, Field, JsonValue, PrivateAttr, WithJsonSchema
 from uuid_utils import uuid7
@@ -45,9 +45,6 @@ MAX_TAG_CHARACTERS = 64
 TAGS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "maxLength": MAX_TAG_CHARACTERS, "pattern": r"^\S(.*\S)?$"}}
 """The JSON schema of a list of tags. Validation explains in words what is wrong with a tag."""
 
-PERMISSIONS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "pattern": r"^\S(.*\S)?$"}}
-"""The JSON schema of a list of permissions."""
-
 LABEL_DESCRIPTION = (
     "The name of each item of the `for_each` in task runs, messages and gates: a text with `${{ item… }}`. The default is the item itself "
     "if it is a short text or a number, else its `name` or `id`, else its number from 1. The second item with the same label gets ` (2)`."
@@ -78,6 +75,9 @@ MAX_FAILURES = r"^(\d+|\d{1,2}%|100%)$"
 
 WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
 
+PERMISSIONS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "pattern": r"^\S(.*\S)?$"}, "pattern": WHOLE_EXPRESSION}
+"""The JSON schema of a list of permissions, or of an expression that gives it."""
+
 
 def new_id() -> str:
     """Return a new UUIDv7 as text: unique, and sortable by creation time."""
@@ -107,7 +107,8 @@ ROLLBACK_FAILED_DESCRIPTION = (
 
 
 PERMISSIONS_DESCRIPTION = (
-    "The permissions that the tools of the plan get, by the names that tools declare. A step whose tool needs another one is refused."
+    "The permissions that the tools of the plan get, by the names that tools declare: a list, or one expression over `inputs` that gives "
+    "it. A step whose tool needs another one is refused."
 )
 
 
@@ -165,6 +166,14 @@ class Rollback(DocumentModel):
         default_factory=dict,
         description="The arguments of the tool. They may use everything that the step may use, and the step's `result`.",
     )
+
+
+class Permissions(NamedTuple):
+    """The permissions of the tools at a step, or at the plan gate."""
+
+    names: Sequence[str]  # those that every plan there gives; empty while `is_decided` is False
+    expressions: Sequence[str]  # as written, of the plans there whose inputs decide
+    is_decided: bool  # False if the inputs that decide are not known yet
 
 
 # guide/contributing.md lists what else a new field belongs in.
@@ -344,7 +353,7 @@ class ExecutionPlan(DocumentModel):
     finally_: list[Step] = Field(default_factory=list, alias="finally", description=FINALLY_DESCRIPTION)
     concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other.")
     approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how they prove it.")
-    permissions: list[str] = Field(default_factory=list, description=PERMISSIONS_DESCRIPTION, json_schema_extra=PERMISSIONS_SCHEMA)
+    permissions: list[str] | str = Field(default_factory=list, description=PERMISSIONS_DESCRIPTION, json_schema_extra=PERMISSIONS_SCHEMA)
     on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, unless their step says otherwise.")
     outputs: dict[str, JsonValue] = Field(default_factory=dict, description="The results of a run, by name. They may contain `${{ }}`.")
@@ -460,9 +469,23 @@ class ExecutionPlan(DocumentModel):
         """Return the policies of the plan gate or of the gate of `step`, innermost first. The plan that `step` itself runs is innermost."""
         return [plan.approval for plan in self.plans_at(step) if plan.approval is not None]
 
-    def permissions_at(self, step: Step) -> list[str]:
-        """Return the permissions of the tools at `step`: those that every plan there gives."""
-        return _in_all(plan.permissions for plan in self.plans_at(step))
+    def permissions_at(self, step: Step | None, decided: Mapping[str, Sequence[str]] | None = None) -> Permissions:
+        """Return the permissions of the tools at `step`: those that every plan there gives; with None, those that this plan gives.
+
+        `decided` are the permissions of the plans whose inputs decide, by the id of the step that runs the plan. This plan has the id "".
+        """
+        runner = step if step is None or step.pinned is not None else step.within
+        plans: list[tuple[str, ExecutionPlan]] = []
+        while runner is not None:
+            plans += [] if runner.pinned is None else [(runner.id, runner.pinned)]
+            runner = runner.within
+        plans.append(("", self))
+        known, given = decided or {}, list[Sequence[str] | None]()
+        for runner_id, plan in plans:
+            given.append(known.get(runner_id) if isinstance(plan.permissions, str) else plan.permissions)
+        names = [] if any(each is None for each in given) else _in_all(each for each in given if each is not None)
+        expressions = [plan.permissions for _, plan in plans if isinstance(plan.permissions, str)]
+        return Permissions(names, expressions, is_decided=None not in given)
 
     def always_executed_at(self, step: Step) -> list[str]:
         """Return the tools that models may call at `step` without a confirmation: those in `always_execute` of every plan there."""

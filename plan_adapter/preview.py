@@ -11,7 +11,7 @@ from plan_adapter import graph
 from plan_adapter.expressions import Prediction, has_expression
 from plan_adapter.listing import attempt_limits_text, goal_facts, indented, policy_facts, secrets_fact, step_listing, sub_plan_facts
 from plan_adapter.options import EFFECTS, Effect, ErrorPolicy, ExecutionOptions
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.plan import ExecutionPlan, Permissions, Step
 from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
 from plan_adapter.validation import ValidatedPlan
 
@@ -77,6 +77,7 @@ class Preview:
     approval_digest: str | None  # None while inputs are missing
     requires_approval: bool
     inputs: dict[str, JsonValue]
+    permissions: Permissions  # that the plan gives
     missing: tuple[str, ...]  # required inputs that were not given; expressions that use inputs then stay unresolved
     steps: tuple[StepPreview, ...]  # in order
     waves: tuple[tuple[str, ...], ...]  # steps by depth, for display only
@@ -121,7 +122,7 @@ class Preview:
             "inputs": self.inputs,
             "missing_inputs": list(self.missing),
             "secrets": list(self.secrets),
-            "permissions": list(self.plan.permissions),
+            "permissions": [*self.permissions.names] if self.permissions.is_decided else self.plan.permissions,
             "order": [step.step.id for step in self.steps],
             "waves": [list(wave) for wave in self.waves],
             "max_parallel_steps": self.plan.options.parallel_limit,
@@ -159,6 +160,7 @@ def preview_plan(
         approval_digest=approval_digest,
         requires_approval=requires_approval,
         inputs=dict(inputs or {}),
+        permissions=validated.permissions_at(None),
         missing=missing,
         steps=tuple(steps.values()),
         waves=tuple(tuple(wave) for wave in graph.waves(validated.edges, order)),
@@ -261,10 +263,11 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
 def facts_of(step: Step, validated: ValidatedPlan) -> tuple[str, ...]:
     """Return what the model of a goal may do, or what the plan that a step runs may do, one fact per line. Empty for any other step."""
     if step.goal is None:
-        return tuple(sub_plan_facts(validated.plan, step))
-    tools, permissions = validated.goal_tools[step.id], validated.plan.permissions_at(step)
-    refused = [name for name, tool in tools.items() if tool.why_not_permitted(permissions) is not None]
-    return tuple(goal_facts(validated.plan, step, validated.goal_effects(step.id, gated_only=False), refused=refused))
+        return tuple(sub_plan_facts(validated.plan, step, validated.permissions_at(step)))
+    tools, permissions = validated.goal_tools[step.id], validated.permissions_at(step)
+    refused = [name for name, tool in tools.items() if tool.why_not_permitted(permissions.names) is not None]
+    effects = validated.goal_effects(step.id, gated_only=False)
+    return tuple(goal_facts(validated.plan, step, effects, refused=refused, is_decided=permissions.is_decided))
 
 
 def preview_rollback(step_id: str, validated: ValidatedPlan, prediction: Prediction) -> RollbackPreview | None:
@@ -335,7 +338,7 @@ def _facts(preview: Preview) -> list[str]:
         facts.append(f"- approval digest: `{preview.approval_digest}`")
     facts.append("- approval: " + ("required before anything runs" if preview.requires_approval else "not required"))
     asks = preview.requires_approval or any(step.gate for step in preview.steps)
-    facts += [f"- {fact}" for fact in policy_facts(preview.plan, asks=asks, gate_effects=preview.gate_effects)]
+    facts += [f"- {fact}" for fact in policy_facts(preview.plan, preview.permissions, asks=asks, gate_effects=preview.gate_effects)]
     facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
     facts += [f"- input {code(name)}: not given yet" for name in preview.missing]
     facts += [f"- name of the run: {code(preview.run_name)}"] if preview.run_name else []

@@ -250,11 +250,12 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "the gate."
         ),
         "not-permitted": (
-            "A step calls a tool that needs a permission, and the plan does not give it. A person gives it with `permissions: [name]` in "
-            "the plan, and whoever approves the plan approves that, too."
+            "A step calls a tool that needs a permission, and the plan does not give it, or does not give it to a run with these "
+            "inputs. A person gives it with `permissions: [name]` in the plan, and whoever approves the plan approves that, too."
         ),
         "bad-permission": (
-            "A name under `permissions` is empty, or contains invisible characters or spaces around it. Write it exactly as the tool does."
+            "A name under `permissions` is empty, or contains invisible characters or spaces around it: write it exactly as the tool does. "
+            "Or the expression under `permissions` cannot be decided before the run, or gives no list of such names."
         ),
         "retried-write": (
             "A step that writes has `max_retries`. Only known failures are retried, but a call that is not idempotent should not be "

@@ -83,15 +83,15 @@ def preview(
 def _preview_run(validated: ValidatedPlan, texts: dict[str, str]) -> Preview:
     """Return the preview of a run with these inputs; required ones may be missing. Raises InvalidPlanError for invalid ones."""
     policy = asyncio.run(policy_of_store(Settings()))
-    show = partial(preview_plan, validated, requires_approval=requires_approval(validated.plan, policy), gate_effects=policy.gate_effects)
+    show = partial(preview_plan, requires_approval=requires_approval(validated.plan, policy), gate_effects=policy.gate_effects)
     try:
         bound = bind_inputs(validated, texts, from_text=True)
     except InvalidPlanError as error:
         if any(problem.code != "missing-input" for problem in error.problems):
             raise
         missing = tuple(name for name, spec in validated.plan.inputs.items() if spec.is_required and name not in texts)
-        return show(inputs=None, approval_digest=None, missing=missing)
-    return show(inputs=bound.inputs, approval_digest=bound.approval_digest)
+        return show(validated, inputs=None, approval_digest=None, missing=missing)
+    return show(bound.validated, inputs=bound.inputs, approval_digest=bound.approval_digest)
 
 
 async def _preview_resume(run: str, options: ResumeOptions | None, *, tools: list[str], as_json: bool) -> int:

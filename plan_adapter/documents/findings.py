@@ -27,9 +27,13 @@ _EXPECTED: Mapping[str, str] = {
 }
 _SEVERAL_TYPES: Mapping[str, str] = {
     "max_failures": 'a whole number, or a share such as "20%"',
+    "permissions": "a list of names, or one expression that gives it",
     "requires_approval": "true, false or `each`",
 }
 """Fields with more than one type, and what they accept."""
+
+_TYPE_NAME = re.compile(r"(?:int|bool|str|list|literal)(?:\[.*\])?")
+"""How pydantic names one of several types of a field, after the field's name. No field of a plan has such a name."""
 
 _LIMITS: Mapping[str, tuple[str, str]] = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
 _LITERAL_CODES: Mapping[str, str] = {"effect": "bad-effect", "version": "unsupported-version"}
@@ -53,7 +57,8 @@ def _field_errors(error: ValidationError) -> list["ErrorDetails"]:
     found: dict[tuple[int | str, ...], ErrorDetails] = {}
     for finding in error.errors(include_url=False):
         loc = finding["loc"]
-        end = next((index + 1 for index, part in enumerate(loc) if part in _SEVERAL_TYPES), len(loc))
+        several = (index for index, part in enumerate(loc[1:], 1) if loc[index - 1] in _SEVERAL_TYPES and _TYPE_NAME.fullmatch(str(part)))
+        end = next(several, len(loc))
         found.setdefault(loc[:end], finding if end == len(loc) else {**finding, "loc": loc[:end], "type": str(loc[end - 1])})
     return [*found.values()]
 

@@ -166,7 +166,7 @@ class CallArguments:
             deadline=min(limits, default=None),
             redaction=self._scope.secrets.redactor,
             answer=answer,
-            permissions=frozenset(validated.plan.permissions_at(validated.steps[target.step_id])),
+            permissions=frozenset(validated.permissions_at(validated.steps[target.step_id]).names),
             commands=commands,
         )
 

@@ -75,7 +75,7 @@ class Pursuit:
         self._step = step
         self._calls = calls
         self._tools = validated.goal_tools[step.id]
-        self._permissions = validated.plan.permissions_at(step)
+        self._permissions = validated.permissions_at(step).names
         self._parameters: dict[str, JsonValue] = {}
         self._rounds = list[Round]()
         self._results = dict[str, JsonValue]()  # the newest result, by tool

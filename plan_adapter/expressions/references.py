@@ -116,6 +116,13 @@ def references(code: str) -> Iterator[Reference]:
         yield Reference(_parse_path(match[1] or match[3], match[2] or match[4] or ""), match.start(), match.end())
 
 
+def inputs_in(text: str) -> list[str]:
+    """Return the names of the inputs that the expressions in `text` use, each once, from left to right."""
+    codes = (piece.text for piece in split_expressions(text) if isinstance(piece, Code))
+    paths = (reference.path for code in codes for reference in references(code))
+    return [*dict.fromkeys(str(path[1]) for path in paths if path[0] == "inputs" and len(path) > 1)]
+
+
 def read_path(code: str, start: int) -> Reference:
     """Return the reference that begins at `start`, as long as it can be read without evaluating anything."""
     match = _LONGEST.match(code, start)

@@ -31,7 +31,7 @@ from plan_adapter.gates.text import (
     value_block,
     value_lines,
 )
-from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, list_names, operators_fact, permissions_fact
+from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, list_names, operators_fact, permissions_facts
 from plan_adapter.options import EFFECTS, Effect
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import ExecutionPlan, Step, flattened
@@ -287,7 +287,7 @@ def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[s
         *([f"- asks again before {list_names(asks)}"] if asks else []),
         *([f"- asks a person: {list_names(questions)}"] if questions else []),
         *secrets_lines(preview.secrets, preview.secret_creators),
-        *([f"- {permissions_fact(plan.permissions)}"] if plan.permissions else []),
+        *(f"- {fact}" for fact in permissions_facts(preview.permissions)),
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
         *([f"- works in {code(folder)}"] if folder else []),

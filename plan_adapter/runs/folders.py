@@ -31,7 +31,9 @@ def in_folder(bound: BoundPlan, folder: RunFolder | None) -> BoundPlan:
     if folder is None or not folder.is_moved:
         return bound
     validated = bound.validated
-    digest = approval_digest(validated.digest, bound.inputs, validated.definitions, folder.content)
+    digest = approval_digest(
+        validated.digest, bound.inputs, validated.definitions, folder.content, permissions=validated.decided_permissions
+    )
     return replace(bound, approval_digest=digest, folder=folder)
 
 

@@ -37,14 +37,16 @@ def bind_recorded_plan(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *
 
 def has_same_plan_and_inputs(bound: BoundPlan, run: PlanRun) -> bool:
     """Return whether the plan and inputs of `bound` are those of `run`. The tools may differ."""
-    return bound.approval_digest == approval_digest(run.digest, run.inputs, bound.validated.definitions)
+    validated = bound.validated
+    recorded = approval_digest(run.digest, run.inputs, validated.definitions, permissions=validated.decided_permissions)
+    return bound.approval_digest == recorded
 
 
 async def find_changed_tools(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[ToolChange]:
     """Return the tools whose definitions differ from those recorded with `run`. Raises NotApprovedError if the record was altered."""
     kept = await store.ledger.definitions(run.id)
     folder = run.folder.content if run.folder is not None and run.folder.is_moved else None
-    if approval_digest(run.digest, run.inputs, kept, folder) != run.approval_digest:
+    if approval_digest(run.digest, run.inputs, kept, folder, permissions=validated.decided_permissions) != run.approval_digest:
         raise NotApprovedError(
             f"the approval digest of run {run.id} does not match its plan, inputs and tools: its record was altered "
             f"(`plan runs verify {run.id}` shows where)"

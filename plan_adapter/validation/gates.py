@@ -1,11 +1,11 @@
-"""Checks who and what is allowed: the gate policy of a plan against its options and steps, and its permissions against its tools."""
+"""Checks the gate policy of a plan against its options and steps."""
 
 from collections.abc import Iterable, Sequence
 
 from plan_adapter.expressions import Prediction
 from plan_adapter.options import ApprovalPolicy
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import counted, duration, one_line, visible
+from plan_adapter.readable import counted, duration, visible
 from plan_adapter.validation.calls import Call
 from plan_adapter.validation.findings import Findings
 
@@ -130,26 +130,3 @@ def _check_items(call: Call, at: str, findings: Findings) -> None:
     if isinstance(items, list) and len(items) > MANY_GATES:
         message = f"each of {counted(len(items), 'item')} waits for an approval of its own"
         findings.warn("many-gates", at, message, "require one approval for the whole plan instead, or use fewer items")
-
-
-def check_permissions(plans: Sequence[ExecutionPlan], calls: list[Call], findings: Findings) -> None:
-    """Add the problems of the permissions that a plan gives, and one for each call whose tool needs another.
-
-    `plans` are the plan and those around it. A tool gets only what all of them give.
-    """
-    plan = plans[0]
-    for index, name in enumerate(plan.permissions):
-        at = f"permissions[{index}]"
-        if not name.strip() or name != name.strip() or visible(name) != name or not name.isprintable():
-            hint = "write the name as the tool declares it, without spaces around it and without invisible characters"
-            findings.add("bad-permission", at, f"{name[:80]!r} cannot be a permission", hint)
-        elif name in plan.permissions[:index]:
-            findings.warn("duplicate-entry", at, f"`{name[:80]}` is written twice", "remove one of them")
-    for call in calls:
-        for field, tool in (("tool_name", call.tool), ("rollback.tool_name", call.rollback_tool)):
-            lacking = [each for each in plans if tool is not None and tool.why_not_permitted(each.permissions) is not None]
-            if tool is not None and lacking:
-                giver = "the plan" if lacking[0] is plan else f"the plan around it, `{one_line(lacking[0].name)}`,"
-                names = "the plan" if lacking == [plan] else " and ".join(f"`{one_line(each.name)}`" for each in lacking)
-                hint = f"let the step call another tool, or let a person add the name to `permissions` of {names}"
-                findings.add("not-permitted", f"{call.at}.{field}", tool.why_not_permitted(lacking[0].permissions, giver=giver) or "", hint)

@@ -85,7 +85,7 @@ def check_inputs(step: Step, at: str, given: Template, findings: Findings) -> No
     definitions = {name: definition for name, definition in step.pinned.inputs.items() if name not in open_values}
     literals = {name: value for name, value in step.inputs.items() if name not in open_values or name not in step.pinned.inputs}
     for problem in read_values(definitions, literals, from_text=False)[1]:
-        findings.extend([_move_to_step(problem, at)])
+        findings.extend([move_to_step(problem, at)])
     for name, kind in open_values.items():
         definition = step.pinned.inputs.get(name)
         if definition is not None and kind != "dyn" and definition.type not in _TYPES[kind]:
@@ -93,7 +93,7 @@ def check_inputs(step: Step, at: str, given: Template, findings: Findings) -> No
             findings.add("expression-type", join(f"{at}.inputs", name), message, "convert it")
 
 
-def _move_to_step(problem: Problem, at: str) -> Problem:
+def move_to_step(problem: Problem, at: str) -> Problem:
     """Return `problem`, of an input, moved to the step that gives the input."""
     if problem.code == "missing-input":
         return replace(problem, at=f"{at}.inputs", hint="write it under `inputs` of the step")

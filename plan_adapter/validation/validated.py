@@ -3,7 +3,7 @@
 import re
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,10 +11,10 @@ from pydantic import JsonValue
 
 from plan_adapter.canonical import approval_digest, plan_digest
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.expressions import INPUT_NAME, Declarations, Template, compile_template
+from plan_adapter.expressions import INPUT_NAME, Declarations, Expected, Template, compile_template, has_expression
 from plan_adapter.graph import topological_order, transitive_reduction
 from plan_adapter.options import Effect, Runner, strongest
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.plan import ExecutionPlan, Permissions, Step
 from plan_adapter.problems import Problem
 from plan_adapter.record import RunFolder
 from plan_adapter.run_window import find_window_problem
@@ -27,8 +27,9 @@ from plan_adapter.validation.calls import Call, RollbackCall, check_calls, check
 from plan_adapter.validation.dependencies import Dependencies, check_dependencies
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
-from plan_adapter.validation.gates import check_gates, check_permissions
+from plan_adapter.validation.gates import check_gates
 from plan_adapter.validation.inputs import check_definitions, read_values
+from plan_adapter.validation.permissions import check_early_inputs, check_expression, check_permissions, decide_permissions
 from plan_adapter.validation.results import StepResults
 from plan_adapter.validation.secrets import CreatedSecrets, check_created_secrets
 from plan_adapter.validation.sub_plans import SubPlan, check_as_sub_plan
@@ -59,10 +60,16 @@ class ValidatedPlan:
     outputs: Mapping[str, Template]  # by name
     run_name: Template | None
     concurrency_key: Template | None
+    permissions: Mapping[str, Template]  # only of plans whose inputs decide, by the step that runs the plan; the whole plan has the id ""
     definitions: tuple[dict[str, JsonValue], ...]  # of all tools in use, including rollback tools, by name; an approval covers them
     secrets: frozenset[str]  # the names of the secrets that the plan uses
     created_secrets: CreatedSecrets  # those that its steps create
     steps: Mapping[str, Step]  # by id
+    decided_permissions: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # of a bound plan, as above
+
+    def permissions_at(self, step: Step | None) -> Permissions:
+        """Return the permissions of the tools at `step`, or with None, those that the whole plan gives."""
+        return self.plan.permissions_at(step, self.decided_permissions)
 
     def effect_of(self, step_id: str) -> Effect:
         """Return the effect of a step's call: for a goal, the strongest effect of its tools. A step with inner steps calls nothing."""
@@ -117,7 +124,7 @@ class ValidatedPlan:
 
 @dataclass(frozen=True, slots=True)
 class BoundPlan:
-    """A validated plan with the complete, typed inputs of a run. `approval_digest` covers all of it."""
+    """A validated plan with the complete, typed inputs of a run, which decide its permissions. `approval_digest` covers all of it."""
 
     validated: ValidatedPlan
     inputs: dict[str, JsonValue]
@@ -135,6 +142,8 @@ class CompiledPlan:
     outputs: dict[str, Template]
     run_name: Template | None
     concurrency_key: Template | None
+    permissions: Template | None  # only if the inputs decide
+    early_inputs: frozenset[str]  # those that decide the permissions of the plan, or of a plan inside it
     sub_plans: dict[str, "CompiledPlan"]  # by the step that runs it
 
     @property
@@ -165,6 +174,13 @@ class CompiledPlan:
         found = dict[str, Mapping[str, Template]]()
         for step_id, nested in self.sub_plans.items():
             found |= {f"{prefix}{step_id}": nested.outputs, **nested.all_outputs(f"{prefix}{step_id}.")}
+        return found
+
+    def all_permissions(self, runner: str = "") -> dict[str, Template]:
+        """Return the expressions that give permissions, by the id of the step that runs the plan, here `runner`."""
+        found = {} if self.permissions is None else {runner: self.permissions}
+        for step_id, nested in self.sub_plans.items():
+            found |= nested.all_permissions(f"{runner}.{step_id}" if runner else step_id)
         return found
 
 
@@ -218,6 +234,7 @@ def _build_validated(compiled: CompiledPlan | None, problems: list[Problem], *, 
         outputs=MappingProxyType(compiled.outputs),
         run_name=compiled.run_name,
         concurrency_key=compiled.concurrency_key,
+        permissions=MappingProxyType(compiled.all_permissions()),
         definitions=tuple(used[name].definition() for name in sorted(used)),
         created_secrets=CreatedSecrets.of((call.step for call in calls), dependencies, finally_ids),
         steps=MappingProxyType({call.step.id: call.step for call in calls}),
@@ -262,12 +279,18 @@ def lint(plan: ExecutionPlan, tools: ToolRegistry) -> list[Problem]:
 def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = None, *, from_text: bool = False) -> BoundPlan:
     """Return `validated` with `inputs`, defaults filled in. Raises InvalidPlanError with every input that is missing or wrong.
 
+    If the inputs decide the permissions, it also raises InvalidPlanError for bad ones, and for each call that lacks one.
+
     With `from_text`, the values are command line texts, parsed by the type of their input; arrays and objects are JSON.
     """
     values, problems = read_values(validated.plan.inputs, inputs or {}, from_text=from_text)
     if problems:
         raise InvalidPlanError(problems)
-    return BoundPlan(validated, values, approval_digest(validated.digest, values, validated.definitions))
+    bound, problems = decide_permissions(validated, values)
+    if problems:
+        raise InvalidPlanError(problems)
+    digest = approval_digest(validated.digest, values, validated.definitions, permissions=bound.decided_permissions)
+    return BoundPlan(bound, values, digest)
 
 
 def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[CompiledPlan | None, list[Problem]]:
@@ -294,9 +317,14 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
     outputs = _compile_outputs(fresh, dependencies.outer, StepResults(fresh, tools), findings)
     run_name = _compile_run_name(fresh, dependencies.outer, findings)
     key = _compile_key(fresh, dependencies.outer, findings)
-    plan_templates = [template for template in (run_name, key) if template is not None]
+    permissions = _compile_permissions(fresh, dependencies.outer, findings)
+    early = set[str]() if permissions is None else {*permissions.inputs}
+    for call in calls:
+        if (nested := sub_plans.get(call.step.id)) is not None:
+            early |= check_early_inputs(call, nested.early_inputs, findings)
+    plan_templates = [template for template in (run_name, key, permissions) if template is not None]
     _check_inputs_are_used(fresh, calls, [*outputs.values(), *plan_templates], findings)
-    compiled = CompiledPlan(fresh, calls, dependencies, outputs, run_name, key, sub_plans)
+    compiled = CompiledPlan(fresh, calls, dependencies, outputs, run_name, key, permissions, frozenset(early), sub_plans)
     if not around:  # a step may use a secret that a step of another plan creates
         _check_created_secrets(compiled, findings)
     return compiled
@@ -375,11 +403,32 @@ def _compile_key(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) 
     return _compile_from_inputs(plan.concurrency.key, "concurrency.key", ("bad-concurrency", "the key"), plan, steps, findings)
 
 
+def _compile_permissions(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> Template | None:
+    """Return the compiled expression for the permissions of the plan, if its inputs decide, and add its problems."""
+    if not isinstance(plan.permissions, str):
+        return None
+    if not has_expression(plan.permissions):
+        message = f"`permissions` must be a list of names, or one expression that gives it, not the text {plan.permissions[:40]!r}"
+        findings.add("wrong-type", "permissions", message, "write a list: [ … ]")
+        return None
+    words = ("bad-permission", "the expression")
+    template = _compile_from_inputs(plan.permissions, "permissions", words, plan, steps, findings, expect="list")
+    check_expression(plan, template, findings)
+    return template
+
+
 def _compile_from_inputs(
-    text: str, at: str, words: tuple[str, str], plan: ExecutionPlan, steps: Iterable[str], findings: Findings
+    text: str,
+    at: str,
+    words: tuple[str, str],
+    plan: ExecutionPlan,
+    steps: Iterable[str],
+    findings: Findings,
+    *,
+    expect: Expected | None = None,
 ) -> Template:
     """Return a compiled text that is needed before any step, so it may use only `inputs`. `words`: the problem's code and subject."""
-    template, problems = compile_template(text, Declarations(frozenset(steps), plan.inputs), at=at)
+    template, problems = compile_template(text, Declarations(frozenset(steps), plan.inputs), at=at, expect=expect)
     findings.extend(problems)
     if template.steps:
         named = ", ".join(f"`steps.{step}`" for step in sorted(template.steps)[:5])

@@ -241,6 +241,20 @@ def test_show_and_preview_list_the_permissions_of_a_plan(plan: Plan) -> None:
     assert plan("preview", "given.json", "--json").run["permissions"] == ["允许", "net"]
 
 
+def test_show_and_preview_tell_which_inputs_decide_the_permissions(plan: Plan) -> None:
+    step = {"id": "a", "tool_name": "run_command", "parameters": {"argv": ["true"]}}
+    given = {"permissions": "${{ inputs.ok ? ['允许'] : [] }}", "inputs": {"ok": {"type": "boolean"}}}
+    Path("given.json").write_text(json.dumps({"description": "Greet", **given, "steps": [step]}))
+    for verb in ("show", "preview"):
+        assert "- permissions that its tools get: decided by `inputs.ok`\n" in plan(verb, "given.json").out
+    assert plan("preview", "given.json", "--json").run["permissions"] == given["permissions"]
+    for value, shown, names in (("true", "`允许`", ["允许"]), ("false", "none", [])):
+        assert (
+            f"- permissions that its tools get: {shown} (from `inputs.ok`)\n" in plan("preview", "given.json", "--input", f"ok={value}").out
+        )
+        assert plan("preview", "given.json", "--input", f"ok={value}", "--json").run["permissions"] == names
+
+
 def test_preview_shows_the_parameters_of_a_raw_input(plan: Plan) -> None:
     raw = """{"argv": ["echo", "${{ inputs.who }}"]}"""
     step = {"id": "a", "tool_name": "run_command", "input": raw}

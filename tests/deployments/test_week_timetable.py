@@ -1,4 +1,4 @@
-"""Tests of the runbook week-timetable: it has no problems, its test cases pass, and a model reaches its goal over HTTP."""
+"""Tests of the runbook week-timetable: it has no problems, its test cases pass, and models pursue its goal over HTTP."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,11 +64,19 @@ async def test_a_model_fills_the_week_one_confirmed_change_at_a_time(
     assert "Round 3 of the goal “把所有待办任务排进这一周" in person.asked[0].text
 
 
-async def test_reordering_without_permission_fails_the_run(
-    full: Path, store: PlanStore, configured: Callable[[ScriptedServer], ScriptedServer]
+@pytest.mark.parametrize("may_reorder", [False, True])
+async def test_the_order_changes_only_in_a_run_that_allows_it(
+    full: Path, store: PlanStore, configured: Callable[[ScriptedServer], ScriptedServer], *, may_reorder: bool
 ) -> None:
     def reorders(seen: Seen) -> Answer:
-        return seen.end(seen.proof("min_context_switch")) if seen.evidence else writes("min_context_switch")
+        if proof := seen.proof("min_context_switch", "swap"):
+            return seen.end(f"{proof}: 同一科目放在一起了")
+        return writes("swap", one=4, other=5) if seen.refusals else writes("min_context_switch")
 
-    done = await pursue(reorders, store, configured, plan=load_plan(RUNBOOK), tools=TOOLS, inputs={"wish": "同一科目放在一起"})
-    assert (done.run.status, "result.kept is false" in (done.run.step("order").error or "")) == (PlanStatus.PARTIAL, True)
+    before = week.get_order()
+    inputs = {"wish": "同一科目放在一起", "may_reorder": may_reorder}
+    done = await pursue(reorders, store, configured, plan=load_plan(RUNBOOK), tools=TOOLS, inputs=inputs)
+    assert done.run.status is PlanStatus.COMPLETED, done.run.message
+    refused = any("`min_context_switch` needs the permission `allow_reorder`" in str(request["messages"]) for request in done.decisions)
+    assert (refused, week.get_order() == before) == (not may_reorder, not may_reorder)
+    assert (done.run.outputs["moved"] != [], done.run.outputs["restored"]) == (True, not may_reorder)

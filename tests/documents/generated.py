@@ -156,7 +156,7 @@ plan_fields: dict[str, st.SearchStrategy] = {
     "concurrency": optional(every_field(Concurrency, key=texts, when_busy=st.sampled_from(["refuse", "queue", "cancel_older"]))),
     "approval": optional(approvals),
     "isolation": isolations,
-    "permissions": tags,
+    "permissions": tags | st.sampled_from(["${{ inputs.a ? ['甲'] : [] }}", "${{ [inputs.b, 'net'] }}"]),
     "on_failure": optional(st.just("replan")),
     "run_name": optional(texts.filter(bool)),
     "tags": tags,

@@ -15,7 +15,7 @@ from plan_adapter.options import ApprovalPolicy, ExecutionOptions
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
-from plan_adapter.validation import lint, validate
+from plan_adapter.validation import bind_inputs, lint, validate
 
 LOOSE: Mapping[str, Any] = {
     "version": 1,
@@ -150,7 +150,7 @@ PROOFS = ("ssh_signature", "totp", "os_user", "form", "unverified")
 
 def rules_of(plan: ExecutionPlan) -> dict[str, Rules]:
     """Return the rules of each step that has no steps inside it, by its id in its own document."""
-    validated = validate(plan, TOOLS)
+    validated = bind_inputs(validate(plan, TOOLS)).validated
     plan = validated.plan
     found = dict[str, Rules]()
     operators = set(PEOPLE)
@@ -168,7 +168,7 @@ def rules_of(plan: ExecutionPlan) -> dict[str, Rules]:
         found[step.local_id] = Rules(
             gates=tuple((_known(gate.approvers, PEOPLE), _known(gate.known_by, PROOFS), gate.self_approval) for gate in gates),
             confirmed=[name for name, effect in validated.goal_effects(step.id).items() if effect != "read"],
-            permissions=plan.permissions_at(step),
+            permissions=validated.permissions_at(step).names,
             operators=operators,
         )
     return found
@@ -229,6 +229,26 @@ def test_all_fields_together_weaken_nothing() -> None:
     del loose["options"]["auto_approve"]
     assert_as_strict(nested(STRICT, loose, loose), nested(STRICT))
     assert_as_strict(nested(loose, loose, STRICT), nested(STRICT))
+
+
+EXPRESSION = "${{ inputs.x == 'a' ? ['reorder'] : [] }}"
+"""Permissions that the inputs of a run decide. By default they give `reorder`."""
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_permissions_that_the_inputs_decide_weaken_no_other_plan(depth: int) -> None:
+    decides = {**PLAIN, "inputs": LOOSE["inputs"], "permissions": EXPRESSION}
+    middle = [PLAIN] * (depth - 1)
+    assert_as_strict(nested(STRICT, *middle, decides), nested(STRICT))
+    assert_as_strict(nested(decides, *middle, STRICT), nested(STRICT))
+    given = {**PLAIN, "permissions": ["reorder"]}
+    for plans, names in (
+        ((decides, decides), ["reorder"]),
+        ((given, decides), ["reorder"]),
+        ((decides, PLAIN), []),
+        ((PLAIN, decides), []),
+    ):
+        assert rules_of(nested(*plans))["model"].permissions == names
 
 
 @pytest.mark.parametrize("depth", [1, 2])

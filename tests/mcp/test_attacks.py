@@ -54,6 +54,8 @@ DOCUMENTS = {
     "a secret": plan({**STEP, "parameters": {"version": "${{ secrets.token }}"}}),
     "a secret, in a rollback": plan({**STEP, "rollback": {"tool_name": "look", "parameters": {"text": "${{ secrets.token }}"}}}),
     "gives itself a permission": plan(permissions=["deploy"]),
+    "gives itself a permission by an input": plan(permissions="${{ inputs.x ? ['deploy'] : [] }}", inputs={"x": {"type": "boolean"}}),
+    "gives a sub-plan a permission by an input": inside(plan(permissions="${{ ['deploy'] }}")),
     "gives a sub-plan a permission": inside(plan(permissions=["deploy"])),
     "gives a sub-plan in a sub-plan a permission": inside(inside(plan(permissions=["deploy"]))),
     "approves a sub-plan": inside(inside(plan(approval={"approvers": ["mcp/agent"]}))),

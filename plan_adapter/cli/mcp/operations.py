@@ -151,7 +151,7 @@ class Operations:
         bound = None if missing else bind_inputs(validated, inputs)
         policy = await self.store.policy.effective(self.settings)
         preview = preview_plan(
-            validated,
+            validated if bound is None else bound.validated,
             inputs=None if bound is None else bound.inputs,
             approval_digest=None if bound is None else bound.approval_digest,
             requires_approval=requires_approval(validated.plan, policy),

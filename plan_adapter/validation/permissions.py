@@ -1,0 +1,224 @@
+"""Checks the permissions that plans give against their tools, and decides those that depend on the inputs of a run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import ExpressionError
+from plan_adapter.expressions import Expression, Template, Variables, has_expression
+from plan_adapter.listing import sources_of
+from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.problems import Problem
+from plan_adapter.readable import is_secret_name, one_line, visible
+from plan_adapter.validation.calls import Call
+from plan_adapter.validation.findings import Findings
+from plan_adapter.validation.inputs import read_values
+from plan_adapter.validation.sub_plans import move_to_step
+from plan_adapter.values import join
+
+if TYPE_CHECKING:
+    from plan_adapter.validation.validated import ValidatedPlan
+
+CODE = "bad-permission"
+
+MAX_DECIDED = 50
+"""How many permissions the inputs of a run may give. Gates show all of them."""
+
+MAX_CHARACTERS = 100
+"""How long the name of a permission that the inputs of a run give may be."""
+
+_LIST_KINDS = ("dyn", "list", "list(string)", "list(dyn)")
+"""The types of expressions that may give a list of names."""
+
+
+def check_permissions(plans: Sequence[ExecutionPlan], calls: list[Call], findings: Findings) -> None:
+    """Add the problems of the permissions that a plan gives, and one for each call whose tool needs another.
+
+    `plans` are the plan and those around it. A tool gets only what all of them give. What the inputs decide is checked with the inputs.
+    """
+    plan = plans[0]
+    for index, name in enumerate([] if isinstance(plan.permissions, str) else plan.permissions):
+        at = f"permissions[{index}]"
+        if has_expression(name):
+            hint = "write the whole list as one expression: `permissions: ${{ … }}`"
+            findings.add(CODE, at, "an entry of the list cannot be an expression", hint)
+        elif _cannot_be_permission(name):
+            hint = "write the name as the tool declares it, without spaces around it and without invisible characters"
+            findings.add(CODE, at, f"{name[:80]!r} cannot be a permission", hint)
+        elif name in plan.permissions[:index]:
+            findings.warn("duplicate-entry", at, f"`{name[:80]}` is written twice", "remove one of them")
+    written = [(each, each.permissions) for each in plans if not isinstance(each.permissions, str)]
+    for call in calls:
+        for field, tool in (("tool_name", call.tool), ("rollback.tool_name", call.rollback_tool)):
+            lacking = [(each, given) for each, given in written if tool is not None and tool.why_not_permitted(given) is not None]
+            if tool is not None and lacking:
+                first, given = lacking[0]
+                giver = "the plan" if first is plan else f"the plan around it, `{one_line(first.name)}`,"
+                names = (
+                    "the plan" if len(lacking) == 1 and first is plan else " and ".join(f"`{one_line(each.name)}`" for each, _ in lacking)
+                )
+                hint = f"let the step call another tool, or let a person add the name to `permissions` of {names}"
+                findings.add("not-permitted", f"{call.at}.{field}", tool.why_not_permitted(given, giver=giver) or "", hint)
+
+
+def _cannot_be_permission(name: str) -> bool:
+    return not name.strip() or name != name.strip() or visible(name) != name or not name.isprintable()
+
+
+def check_expression(plan: ExecutionPlan, template: Template, findings: Findings) -> None:
+    """Add the problems of the compiled expression that gives the permissions of `plan`, besides those of its compilation."""
+    for parts in template.texts.values():
+        for part in parts:
+            if isinstance(part, Expression) and part.kind not in _LIST_KINDS:
+                hint = "permissions are texts: the names that tools declare"
+                findings.add("expression-type", "permissions", f"{part} is a {part.kind}, not a list of texts", hint)
+    for name in sorted(template.inputs & plan.inputs.keys()):
+        if is_secret_name(name):
+            message = f"the permissions use the input `{name}`, whose value is secret, and gates show permissions"
+            findings.add(CODE, "permissions", message, "use another input, or rename it if its value is not secret")
+
+
+def check_early_inputs(call: Call, early: Iterable[str], findings: Findings) -> frozenset[str]:
+    """Return the inputs of the plan around that decide permissions of the plan that `call` runs, which depend on its inputs `early`.
+
+    Adds a problem for each of these whose value is not known before the run.
+    """
+    used = set[str]()
+    step = call.step
+    for name in sorted(name for name in early if name in step.inputs):
+        paths = _paths_in(step.inputs[name], call.parameters)
+        if others := sorted({f"`{'.'.join(map(str, path[:2]))}`" for path in paths if path[0] != "inputs"}):
+            message = f"permissions of the plan that the step runs depend on its input `{name}`, which {', '.join(others)} decides too late"
+            hint = "give the input a value or an expression over `inputs`, or write the permissions of that plan as a list"
+            findings.add(CODE, join(f"{call.at}.inputs", name), message, hint)
+        names = {str(path[1]) for path in paths if path[0] == "inputs" and len(path) > 1}
+        for secret in sorted(filter(is_secret_name, names)):
+            message = (
+                f"permissions of the plan that the step runs depend on the input `{secret}`, whose value is secret, and gates show them"
+            )
+            findings.add(CODE, join(f"{call.at}.inputs", name), message, "use another input, or rename it if its value is not secret")
+        used |= names
+    return frozenset(used)
+
+
+def _paths_in(value: JsonValue, template: Template) -> set[tuple[str | int, ...]]:
+    """Return what the expressions in `value`, a part of `template`, refer to."""
+    expressions = (part for text in _texts_in(value) for part in template.texts.get(text, ()) if isinstance(part, Expression))
+    return {variable.path for expression in expressions for variable in expression.variables}
+
+
+def _texts_in(value: JsonValue) -> Iterable[str]:
+    if isinstance(value, str):
+        return [value]
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for member in members for text in _texts_in(member)]
+
+
+def decide_permissions(validated: "ValidatedPlan", inputs: Mapping[str, JsonValue]) -> "tuple[ValidatedPlan, list[Problem]]":
+    """Return `validated` with the permissions that `inputs` give, and every problem: bad names, and calls that lack a permission."""
+    if not validated.permissions:
+        return validated, []
+    known, problems, decided = _KnownInputs(validated, inputs), list[Problem](), dict[str, tuple[str, ...]]()
+    places = {step.id: at for at, step in validated.plan.places.items()}
+    for runner_id, template in validated.permissions.items():
+        runner = None if not runner_id else validated.steps[runner_id]
+        at = f"{places[runner_id]}.pinned.permissions" if runner is not None else "permissions"
+        try:
+            value = known.resolve(template, runner)
+        except _BadInputsError as error:
+            problems += [move_to_step(problem, places[error.runner]) for problem in error.problems]
+        except ExpressionError as error:
+            problems.append(Problem(CODE, at=at, message=str(error), hint="change the inputs of the run, or the expression"))
+        else:
+            if (wrong := _why_no_permissions(value)) is not None:
+                sources = ", ".join(f"`{source}`" for source in sources_of(str(template.source))) or "its expression"
+                hint = f"the permissions come from {sources}"
+                problems.append(Problem(CODE, at=at, message=wrong, hint=hint))
+            else:
+                decided[runner_id] = tuple(dict.fromkeys(cast("list[str]", value)))
+    bound = replace(validated, decided_permissions=decided)
+    return bound, [*dict.fromkeys(problems)] or _refused_calls(bound, known)
+
+
+def _why_no_permissions(value: JsonValue) -> str | None:
+    """Return why `value` is no list of permissions, without its texts, which come from whoever starts the run. None if it is one."""
+    if not isinstance(value, list):
+        return "the expression gives no list"
+    if len(value) > MAX_DECIDED:
+        return f"the expression gives {len(value)} permissions, and a run may get {MAX_DECIDED}"
+    for number, name in enumerate(value, 1):
+        if not isinstance(name, str):
+            return f"entry {number} of the list that the expression gives is not a text"
+        if _cannot_be_permission(name):
+            return f"entry {number} of the list that the expression gives is empty, or has spaces around it or invisible characters"
+        if len(name) > MAX_CHARACTERS:
+            return f"entry {number} of the list that the expression gives is longer than {MAX_CHARACTERS} characters"
+    return None
+
+
+def _refused_calls(bound: "ValidatedPlan", known: "_KnownInputs") -> list[Problem]:
+    """Return a problem for each call whose tool lacks a permission in this run, unless its `when` is false with these inputs."""
+    found = list[Problem]()
+    for at, step in bound.plan.places.items():
+        permissions = bound.permissions_at(step)
+        rollback = bound.rollbacks.get(step.id)
+        for field, tool in (("tool_name", bound.tools.get(step.id)), ("rollback.tool_name", None if rollback is None else rollback.tool)):
+            refusal = None if tool is None else tool.why_not_permitted(permissions.names, giver="this run")
+            if refusal is None or not permissions.expressions or known.is_skipped(step):
+                continue
+            sources = ", ".join(f"`{source}`" for written in permissions.expressions for source in sources_of(written)) or "an expression"
+            hint = f"its permissions come from {sources}: change the inputs, or skip the step with a `when` over them"
+            found.append(Problem("not-permitted", at=f"{at}.{field}", message=refusal, hint=hint))
+    return found
+
+
+class _BadInputsError(Exception):
+    """A sub-plan gets inputs that do not fit."""
+
+    def __init__(self, runner: str, problems: list[Problem]) -> None:
+        super().__init__(runner)
+        self.runner = runner
+        self.problems = problems
+
+
+class _KnownInputs:
+    """The inputs of a plan and of the plans inside it, as far as the inputs of the run determine them."""
+
+    def __init__(self, validated: "ValidatedPlan", inputs: Mapping[str, JsonValue]) -> None:
+        self._validated = validated
+        self._inputs = inputs
+
+    def resolve(self, template: Template, runner: Step | None) -> JsonValue:
+        """Return the value of `template`, from the plan that `runner` runs, or from the whole plan. Raises ExpressionError."""
+        return template.resolve(Variables(steps={}, inputs={name: self._value(name, runner) for name in template.inputs}))
+
+    def is_skipped(self, step: Step) -> bool:
+        """Return whether `when` of the step, or of one around it, is false whatever the steps of the run return."""
+        if (outer := step.outer) is not None and self.is_skipped(self._validated.steps[outer]):
+            return True
+        when = self._validated.when.get(step.id)
+        if when is None or any(path[0] != "inputs" for path in _paths_in(when.source, when)):
+            return False
+        try:
+            return self.resolve(when, step.within) is False
+        except (ExpressionError, _BadInputsError):
+            return False
+
+    def _value(self, name: str, runner: Step | None) -> JsonValue:
+        """Return an input of the plan that `runner` runs. Raises ExpressionError if it is not known before the run."""
+        if runner is None or runner.pinned is None:
+            return self._inputs[name]
+        given = dict[str, JsonValue]()
+        if name in runner.inputs:
+            whole, source = self._validated.parameters[runner.id], runner.inputs[name]
+            paths = _paths_in(source, whole)
+            if any(path[0] != "inputs" for path in paths):
+                raise ExpressionError(f"the input `{name}` of `{runner.id}` is not known before the run")
+            used = frozenset(str(path[1]) for path in paths)
+            given[name] = self.resolve(Template(source, texts=whole.texts, inputs=used), runner.within)
+        values, problems = read_values({name: runner.pinned.inputs[name]}, given, from_text=False)
+        if problems:
+            raise _BadInputsError(runner.id, problems)
+        return values[name]

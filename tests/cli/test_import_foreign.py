@@ -47,6 +47,7 @@ mainSteps:
   - name: Broken
     action: aws:executeAwsApi
     onFailure: Continue
+    isCritical: false
     inputs: {Service: fails, Api: Always}
   - name: Look
     action: aws:executeAwsApi

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, cast
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from plan_adapter.approvals import ANSWERED, Approval, Decision
 from plan_adapter.goals import Evidence, ExecuteDecision, RoundAnswer
@@ -140,7 +140,11 @@ def decision_text(decision: ExecuteDecision, *, without: str = "") -> str:
 
 def answer_of(result: JsonValue) -> RoundAnswer:
     """Return the answer in the receipt of a decision. An erased one counts as an answer that could not be used."""
-    return RoundAnswer.model_validate(result) if isinstance(result, dict) else RoundAnswer(faults=("it was erased",))
+    try:
+        answer = RoundAnswer.model_validate(result)
+    except ValidationError:
+        answer = RoundAnswer()
+    return answer if answer.decision is not None or answer.faults else RoundAnswer(faults=("it was erased",))
 
 
 def evidence_text(evidence: Sequence[Evidence]) -> str:

@@ -292,8 +292,8 @@ def test_a_run_can_be_resumed_after_a_hook_ends_the_process(hook: str, error: ty
 
     if hook == "on_step_complete":
         run = asyncio.run(resume())
-        assert struck == (["a", "b"] if outcomes else ["a"])  # never twice; without a receipt the outcome is unknown
-        assert run.status is PlanStatus.COMPLETED if outcomes else run.reason is RunReason.UNKNOWN
+        assert struck.count("a") == 1  # its receipt may be committed after the hook; without one, the outcome is unknown
+        assert run.status is PlanStatus.COMPLETED or (run.reason is RunReason.UNKNOWN and not outcomes)
 
 
 def test_hooks_get_copies_that_share_no_mutable_value_with_the_run(tmp_path: Path) -> None:

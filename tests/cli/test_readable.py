@@ -78,7 +78,7 @@ def test_text_cannot_close_its_code_fence(text: str) -> None:
 
 
 def test_prose_is_not_interpreted_as_markdown_or_html() -> None:
-    assert prose("# no heading <script> ![x](y)\n\n- item") == r"\# no heading \<script> !\[x\](y) - item"
+    assert prose("# no heading <script> ![x](y)\n\n- item") == r"\# no heading \<script> !\[x\]\(y) - item"
     assert prose("``` open") == r"\``` open"
     assert prose("`b` failed & *that* is my_text") == r"`b` failed & *that* is my_text"
 
@@ -95,7 +95,7 @@ def test_text_is_shown_without_quotes_if_it_is_unambiguous(value: object, text: 
     ("text", "shown"),
     [
         ("Write the new `nginx` configuration", "Write the new `nginx` configuration"),
-        ("# no heading <b> ![x](y)", r"\# no heading \<b> !\[x\](y)"),
+        ("# no heading <b> ![x](y)", r"\# no heading \<b> !\[x\]\(y)"),
         ("1. one\n- two", r"1\. one - two"),
         ("see https://evil.example or ana@evil.example", "see `https://evil.example` or `ana@evil.example`"),
         ("snake_case and _this_", r"snake_case and \_this\_"),

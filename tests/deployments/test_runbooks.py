@@ -63,7 +63,7 @@ def test_the_description_of_a_deployment_names_questions_and_groups() -> None:
         described[name] = deployment.description
     assert "4. `decide` (question): 由值班负责人决定如何处置\n" in described["incident-response"]
     assert described["incident-response"].endswith("**Approval**: a run asks before `decide`; anyone may answer")
-    assert "2. `drain` (http_send, idempotent_write, in nodes): Take the node out of the pool\n" in described["rolling-restart"]
+    assert "2. `drain` (http_send, idempotent_write, in `nodes`): Take the node out of the pool\n" in described["rolling-restart"]
     assert described["rolling-restart"].endswith("**Approval**: each run waits for anyone and asks again before `nodes`")
 
 

@@ -55,7 +55,7 @@ def by_subject(seen: Seen) -> Answer:
 async def test_a_model_fills_the_week_one_confirmed_change_at_a_time(
     timetable: Path, store: PlanStore, configured: Callable[[ScriptedServer], ScriptedServer]
 ) -> None:
-    answers = iter(["星期一第二节不行"])  # to the first change; every other one is confirmed
+    answers = iter([("reject", "星期一第二节不行")])  # to the first change; every other one is confirmed
     person = Person(answer=lambda _: next(answers, True))
     inputs = {"wish": "把所有待办任务排进这一周，同一科目放在一起", "may_reorder": True}
     done = await pursue(by_subject, store, configured, plan=load_plan(RUNBOOK), person=person, tools=TOOLS, inputs=inputs)

@@ -64,7 +64,7 @@ async def test_the_week_changes_only_when_a_person_approves_the_save(timetable: 
 
 
 async def test_a_rejected_save_leaves_the_week_unchanged(timetable: Path, store: PlanStore, configured: Configure) -> None:
-    done = await pursue(edits, store, configured, plan=PLAN, person=Person(answer=lambda _: "不要"), tools=editing.TOOLS)
+    done = await pursue(edits, store, configured, plan=PLAN, person=Person(answer=lambda _: ("reject", "不要")), tools=editing.TOOLS)
     assert (done.run.reason, placed()) == (RunReason.REJECTED, {})
 
 

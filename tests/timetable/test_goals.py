@@ -55,7 +55,7 @@ async def test_a_sloppy_model_is_corrected_and_reaches_the_goal(store: PlanStore
 
 
 async def test_fault_7_a_stubborn_model_gets_the_reason_and_the_person_is_asked_once(store: PlanStore, configured: Configure) -> None:
-    person = Person(answer=lambda _: "那天我有事")
+    person = Person(answer=lambda _: ("reject", "那天我有事"))
     done = await pursue(stubborn("place", task=3, day=2, slot=1), store, configured, person=person)
     assert done.run.status is PlanStatus.FAILED
     assert placed() == {}
@@ -125,7 +125,7 @@ async def test_a_hijacked_model_writes_nothing_without_confirmation(
     week.create(tmp_path / "evil.db", events=[], tasks=[(f"高数作业 {injected}", "数学")])
     monkeypatch.setenv("TIMETABLE", str(tmp_path / "evil.db"))
     week.place(1, 1, 1)
-    person = Person(answer=lambda _: "不行")
+    person = Person(answer=lambda _: ("reject", "不行"))
     done = await pursue(hijacked(lambda _: reads("list_tasks")), store, configured, person=person, verifier=lambda _: "not_met")
     assert done.run.status is not PlanStatus.COMPLETED
     assert list(placed().values()) == [(1, 1)]

@@ -159,7 +159,7 @@ async def test_hostile_models_write_nothing_and_pass_no_goal(
     cases = [*false_claims(), *injections()][part]
     players = {f"s{number}": player for number, (_, _, player) in enumerate(cases)}
     before = week.items()
-    person = Person(answer=lambda _: "不行", reply={"answer": "不知道"})
+    person = Person(answer=lambda _: ("reject", "不行"), reply={"answer": "不知道"})
     done = await pursue(
         lambda seen: players[seen.now["step"]](seen), store, configured, plan=plan_of(cases, TOOLS), person=person, verifier=honest
     )

@@ -114,6 +114,7 @@ STORE_METHODS = [
     "upgrade",
     "verify",
     "versions",
+    "versions_problem",
 ]
 STORE_PARTS = [
     "codes",

@@ -212,7 +212,7 @@ async def test_hooks_cannot_change_a_recorded_run_with_a_gate(mutation: Callable
     plan = world.plan(gated=True)
     plan.metadata, plan.options.stop_on_error = {"owner": {"team": "sre"}}, False
     plan.inputs["nodes"] = Input(type="array", default=["a"])
-    plan.add_step("look", "Look at nothing", {"target": "${{ steps.strike.result.missing }}"}, id="broken")
+    plan.add_step("look", "Look at nothing", {"target": "${{ [][size(steps.strike.result)] }}"}, id="broken")
     going = world.start(plan, hooks=Hooks(**{name: attack(name) for name in HOOKS}))
     await world.answer(await world.gate(step="strike"))
     run = await going

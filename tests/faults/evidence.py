@@ -141,7 +141,7 @@ def decided_call(evidence: Evidence, goal: Step, item: int) -> Step | None:
         fields = {
             "tool_name": tool.name,
             "effect": tool.effect,
-            "parameters": call["arguments"],
+            "parameters": tool.normalized(call["arguments"], with_defaults=True),
             "description": f"A model asks for this call: {decision['reason']}",
         }
         return goal.model_copy(update={**none, **fields, "requires_approval": asks})

@@ -171,7 +171,7 @@ async def test_a_killed_rollback_resumes_and_undoes_nothing_twice(
         run = (await store.runs())[0]
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
         recorded = await store.ledger.snapshot(run.id)
-        action = resume_action(run, recorded.plan, recorded.history, recorded.last_reason)
+        action = resume_action(run, recorded.plan, recorded.history, recorded.last_reason, commands=recorded.commands)
         assert (action, recorded.history.has_rollbacks) == (roll_back, True)  # as `plan preview --resume` shows
         resumed = await aresume_run(run.id, tools=tools, store=store, offline=True)  # resumes the rollback
         assert (resumed.status, resumed.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)

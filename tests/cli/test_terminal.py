@@ -121,7 +121,7 @@ def test_finished_steps_stay_and_running_steps_are_redrawn(terminals: list[Termi
         options={"require_approval": False, "allow_parallel": True, "continue_on_error": True},
     )
     terminal = run_at(terminals, path)
-    terminal.wait_for("2 of 3 steps")
+    terminal.wait_for("1 of 3 steps done, 1 failed")
     os.kill(terminal.process.pid, signal.SIGINT)
     assert terminal.end() == 130
     shown = terminal.shown

@@ -223,9 +223,9 @@ def test_gates_are_shown_in_json_events(plan: Plan) -> None:
 
 
 def test_an_approval_that_is_valid_again_closes_the_reopened_gate(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_id = waiting(plan, approval={"approvers": ["sre"]})
-    assert "; only sre may answer; no process is waiting" in plan("show", run_id).out
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME]}))
+    run_id = waiting(plan, approval={"approvers": ["sre"]})
+    assert f"; only {ME} may answer; no process is waiting" in plan("show", run_id).out
     assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"]}))
     assert resumed(plan, run_id).code == 6  # the approval is stale, so the gate opens again

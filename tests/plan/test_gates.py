@@ -107,8 +107,8 @@ FACTS = """\
 - who may approve: `sre` or ``a`b <i>小明``, but not the person who started the run
 - how an approver must prove who they are: ssh_signature or totp
 - steps that wait for an approval of their own: those with the effect write
-- a gate waits 1 h for an answer, with a reminder every 10 min; without one, the plan is rejected, and a step is skipped with the steps that \
-depend on it; while it waits, the run releases its worker
+- a gate waits 1 h for an answer, with a reminder every 10 min; without one, the plan is rejected, and a step is skipped with the steps \
+that depend on it; while it waits, the run releases its worker
 """
 
 

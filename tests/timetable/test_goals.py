@@ -65,7 +65,7 @@ async def test_fault_7_a_stubborn_model_gets_the_reason_and_the_person_is_asked_
 
 async def test_a_rejected_write_is_replaced_by_another_one(store: PlanStore, configured: Configure) -> None:
     person = Person()
-    person.answer = lambda _: True if len(person.asked) == 2 else "第一节太早"
+    person.answer = lambda _: True if len(person.asked) == 2 else ("reject", "第一节太早")
     done = await pursue(places_a_task(), store, configured, person=person)
     assert done.run.status is PlanStatus.COMPLETED
     assert len(person.asked) == 2

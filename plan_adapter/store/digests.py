@@ -96,24 +96,14 @@ def with_words_digested(table: str, row: JsonRow) -> JsonRow:
     """Return a row, or some of its columns, with the digest of its words in place of each text that may be erased."""
     content, has_texts = dict(row), False
     salt = content.pop("salt", None)
-    is_whole = not isinstance(salt, str) or not salt.startswith("{")
     for name in ERASABLE.get(table, ()):
         text = content.get(name)
         if isinstance(text, str):
             has_texts = True
-            content[name] = _digest_of_words(name, text, salt) if is_whole else Words(name, text, salt).digest
+            content[name] = Words(name, text, salt).digest
     if not has_texts and salt is not None:  # a row without texts keeps its salt
         content["salt"] = salt
     return content
-
-
-def _digest_of_words(column: str, text: str, salt: JsonValue) -> str:
-    """Return `Words(column, text, salt).digest` for a text without erased words. Each step of a run needs several."""
-    parts = _WORDS_AND_GAPS.split(text.encode(errors="surrogatepass"))
-    words = parts[1::2]
-    keys = shake_128(sha256(f"{salt}/{column}".encode()).hexdigest().encode()).digest(KEY_BYTES * len(words))
-    digests = [sha256(keys[at : at + KEY_BYTES] + word).digest() for at, word in zip(range(0, len(keys), KEY_BYTES), words, strict=True)]
-    return sha256(b"?".join(parts[::2]) + b"\0" + b"".join(digests)).hexdigest()
 
 
 def new_salt() -> str:
@@ -130,14 +120,13 @@ class Words:
 
     def __init__(self, column: str, text: str, salt: JsonValue) -> None:
         """Split `text`, which is the value of `column`."""
-        self._column = column
-        self._text = text.encode(errors="surrogatepass")
-        self._words = _WORD.findall(self._text)
+        self._text = text
+        self._parts = _WORD_OF_BYTES.split(text.encode(errors="surrogatepass"))  # every second one is a word
         self._kept = _erasures_in(salt).get(column, {})
         seed = self._kept.get("seed")
         self._seed = seed if isinstance(seed, str) else sha256(f"{salt}/{column}".encode()).hexdigest()
         keys = self._kept.get("keys")
-        size = KEY_BYTES * len(self._words)
+        size = KEY_BYTES * (len(self._parts) // 2)
         self._keys = bytes.fromhex(keys) if isinstance(keys, str) else shake_128(self._seed.encode()).digest(size)
         self._digests = {int(index): str(digest) for index, digest in cast("dict[str, str]", self._kept.get("erased", {})).items()}
 
@@ -149,30 +138,32 @@ class Words:
     @property
     def digest(self) -> str:
         """The digest of the text as it was before any word was erased."""
-        keys, each = self._keys, KEY_BYTES
-        parts = [sha256(keys[each * index : each * (index + 1)] + word).digest() for index, word in enumerate(self._words)]
-        for index, digest in self._digests.items():
-            if index < len(parts) and _MARK.fullmatch(self._words[index]):  # else the word is not erased, and the digests differ
-                parts[index] = bytes.fromhex(digest)
-        return sha256(_WORD.sub(b"?", self._text) + b"\0" + b"".join(parts)).hexdigest()
+        # Updated word by word: a list of their digests would need ten times the memory of a long text.
+        found, keys, at = sha256(b"?".join(self._parts[::2]) + b"\0"), self._keys, 0
+        for index, word in enumerate(self._parts[1::2]):
+            erased = self._digests.get(index)
+            if erased is not None and _MARK.fullmatch(word):  # else the word is not erased, and the digests differ
+                found.update(bytes.fromhex(erased))
+            else:
+                found.update(sha256(keys[at : at + KEY_BYTES] + word).digest())
+            at += KEY_BYTES
+        return found.hexdigest()
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
         """The start and the end of each word, in characters."""
-        text = self._text.decode(errors="surrogatepass")
-        return [found.span() for found in _WORD_OF_TEXT.finditer(text)]
+        return [found.span() for found in _WORD.finditer(self._text)]
 
     def erase(self, words: Collection[int], values: Collection[int] = ()) -> tuple[str, dict[str, JsonValue]]:
         """Return the text without these words, and what its row's salt then says about it. `values`: those that are whole JSON values."""
         keys, digests, each = bytearray(self._keys), dict(self._digests), KEY_BYTES
-        marks = list[bytes](self._words)
+        parts = list[bytes](self._parts)
         for index in set(words) - self._digests.keys():
-            key = slice(each * index, each * (index + 1))
-            digests[index] = sha256(bytes(keys[key]) + self._words[index]).hexdigest()
+            key, at = slice(each * index, each * (index + 1)), 2 * index + 1
+            digests[index] = sha256(bytes(keys[key]) + parts[at]).hexdigest()
             keys[key] = bytes(each)
-            marks[index] = (ERASED_VALUE if index in values else ERASED).encode()
-        remaining = iter(marks)
-        text = _WORD.sub(lambda _: next(remaining), self._text).decode(errors="surrogatepass")
+            parts[at] = (ERASED_VALUE if index in values else ERASED).encode()
+        text = b"".join(parts).decode(errors="surrogatepass")
         return text, {"keys": keys.hex(), "erased": {str(index): digest for index, digest in sorted(digests.items())}}
 
     def unerased(self) -> dict[str, JsonValue]:
@@ -184,8 +175,7 @@ KEY_BYTES = 16
 
 # An escape of JSON stays with its word, so that JSON stays JSON without the word.
 _PATTERN = r'"\[erased value\]"|\[erased\]|(?:[^ \t\n\r\f\v"\\{}\[\]:,]+|\\.)+'
-_WORD, _WORD_OF_TEXT = re.compile(_PATTERN.encode()), re.compile(_PATTERN)
-_WORDS_AND_GAPS = re.compile(f"({_PATTERN})".encode())
+_WORD, _WORD_OF_BYTES = re.compile(_PATTERN), re.compile(f"({_PATTERN})".encode())
 _MARK = re.compile(rb'"\[erased value\]"|\[erased\]')
 
 

@@ -37,7 +37,7 @@ from plan_adapter.store.tables import (
 
 FORMAT = "plan-adapter-run/1"
 
-FETCH_SIZE = 200
+FETCH_SIZE = 150
 """How many rows are fetched from a server at a time."""
 
 LISTS = frozenset(

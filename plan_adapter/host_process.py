@@ -132,7 +132,7 @@ def start_of(pid: int) -> str | None:
 
 
 def boot_id() -> str:
-    """Return what distinguishes this boot of the host from others, or an empty text if the system does not say."""
+    """Return the id of this boot of the host, or an empty text if the system has none."""
     return _read("/proc/sys/kernel/random/boot_id")
 
 

@@ -243,7 +243,7 @@ class _DecisionReader:
         return found
 
     def statements(self, plan: ExecutionPlan | None, constraints: int) -> tuple[ConstraintStatement, ...]:
-        """Return the model's statements about the constraints of the request, of which there are `constraints`."""
+        """Return the model's statements about the constraints of the request. `constraints` is how many there are."""
         written = self.value.get("constraints")
         if plan is None or not constraints or written is None:
             return ()

@@ -238,7 +238,7 @@ class Pursuit:
         return self._scope.approved.bound.validated.goal_effects(self._step.id).get(call.name, "read") != "read"
 
     async def _run_call(self, item: int, call: ToolCallIntent, decision: ExecuteDecision, *, written: Collection[str]) -> CallOutcome | str:
-        """Make the call of a round, of which the model has `written` some arguments. Return its outcome, or why a person refused it."""
+        """Make the call of a round. Return its outcome, or why a person refused it. `written`: the arguments that the model wrote."""
         if (refusal := self._recorded_refusal(item)) is not None:
             return refusal
         tool, why = self._tools[call.name], "\n\n".join(dict.fromkeys(text for text in (decision.speak, decision.reason) if text))

@@ -142,7 +142,7 @@ def member_paths(code: str) -> list[Path]:
 
 
 def _paths_of_names(code: str, names: Mapping[str, Path]) -> Iterator[Path]:
-    """Yield the references in `code` that begin with one of `names`, each of which stands for a path."""
+    """Yield the references in `code` that begin with one of `names`. Each name stands for a path."""
     before, position = "", 0
     receiver, receiver_end = None, 0  # the newest path, and where it ends
     while (token := _TOKEN.search(code, position)) is not None:

@@ -108,7 +108,7 @@ class ProofContext:
 
 
 async def verify_proof(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Identity:
-    """Return who gave `answer`, known by the best proof in it that the gate policy accepts.
+    """Return the identity behind `answer`, by the best proof in it that the gate policy accepts.
 
     Raises NotApprovedError for a wrong proof; it never falls back to a name without proof. A code is used up.
     """
@@ -134,7 +134,7 @@ async def approval_from(answer: Answer, request: ApprovalRequest, proof_context:
 
 
 async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Identity:
-    """Return who gave `answer`, and how that is known. Raise NotApprovedError, which says why, if the gate policy refuses it.
+    """Return the identity behind `answer`. Raise NotApprovedError, with the reason, if the gate policy refuses it.
 
     A giver whom the policy would refuse with any proof is refused before a code is used up. Whoever is allowed to reject can also resolve
     an unknown outcome.
@@ -168,7 +168,7 @@ def recheck_signature(approval: Approval, request: ApprovalRequest | Gate, polic
 
 
 def identity_without_proof(answer: Answer) -> Identity:
-    """Return who gave `answer` as far as its channel shows that. An account counts only if it is that of this process."""
+    """Return the identity behind `answer`, as far as its channel shows it. An account counts only if it is that of this process."""
     if answer.channel == "form":
         return Identity(answer.by, "form", _CHECKED)
     return identity_of_account(answer.by) if answer.channel == "os_user" else identity_of_name(answer.by)

@@ -82,7 +82,7 @@ class ProducedStep:
         return Value(f"({' && '.join(is_there)} ? {value} : {other})" if is_there else value, "string")
 
     def outcome(self, *, is_conclusion: bool) -> Value:
-        """Return `success`, `skipped` or `failure`. A failure that is ignored is no failure of the conclusion."""
+        """Return `success`, `skipped` or `failure`. The conclusion does not count a failure that is ignored."""
         found = f"steps.{self.step['id']}"
         if self.ignores_failure and not is_conclusion:
             ended = f"{found}.result.stderr.trim().endsWith(' is ignored') ? 'failure' : 'success'"

@@ -41,7 +41,7 @@ _PLACES = tuple("123456789@*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _MOST_ROUNDS = 20
 _UNKNOWN = "\ue002"
-"""Stands in a word for what is unknown and no value, followed by the name of the variable."""
+"""The mark in a word for unknown text that is not a value. The name of the variable follows it."""
 
 _SIGNS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 

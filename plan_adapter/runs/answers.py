@@ -80,7 +80,7 @@ class GateAnswers:
         return await self.store.gates.get(gate.id)
 
     async def identify(self, approval: Approval, request: ApprovalRequest | Gate) -> Identity:
-        """Return who gave `approval`, which a program in this process passed, as far as it can be checked. Raises NotApprovedError."""
+        """Return the identity behind an approval that a program here passed, as far as it can be checked. Raises NotApprovedError."""
         return await asyncio.to_thread(identity_of_given, approval, request, await self.store.policy.effective(self.settings))
 
     async def resolution_at(self, gate: Gate) -> Receipt | None:

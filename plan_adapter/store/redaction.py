@@ -63,7 +63,7 @@ def records(work: Callable[Concatenate[S, Connection, P], T]) -> "Callable[Conca
 
 
 def without_secrets(said: T, redact: Callable[[JsonValue], JsonValue]) -> T:
-    """Return what a person said with the values of secrets redacted in its words.
+    """Return `said` with the values of secrets redacted in its words.
 
     Raises NotApprovedError if that would change an answer to a question, or something that was signed.
     """

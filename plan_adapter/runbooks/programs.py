@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 VALUE = "\ue000"
-"""Stands in an argument for a value that is known only while a plan runs."""
+"""The mark in an argument for a value that is known only while a plan runs."""
 
 SPLIT_VALUE = "\ue001"
 """The same for a value outside quotes, which a shell splits into several arguments."""
@@ -187,11 +187,6 @@ _PLAIN = _words(
 def contains_value(text: str) -> bool:
     """Return whether an argument contains VALUE or SPLIT_VALUE."""
     return _VALUES.search(text) is not None
-
-
-def code_with_value(argv: Sequence[str]) -> str | None:
-    """Return what would read a value as code (`bash -c`), or None. Values in `argv` are written as VALUE or SPLIT_VALUE."""
-    return next((found.program for found in code_arguments(argv) if contains_value(argv[found.index])), None)
 
 
 def code_arguments(argv: Sequence[str]) -> Iterator[CodeArgument]:

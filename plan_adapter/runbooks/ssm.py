@@ -259,11 +259,7 @@ class _Conversion:
         if fields:
             asked = prose(step.get("description") or f"Which way from {name}?")
             question: Document = {"id": own, "ask": {"question": asked, "fields": fields}}
-            if when := self._when_condition(name):
-                question["when"] = as_expression(when)
-            if waits_for:
-                question["depends_on"] = waits_for
-            self.steps.append(question)
+            self.steps.append(question | _place(self._when_condition(name), waits_for))
             self._last_steps[name] = [own]
 
     def _when_condition(self, name: str) -> str:
@@ -294,12 +290,8 @@ class _Conversion:
         ends, before = list[Document](), waits_for
         for ending, call in calls.steps.items():
             own = first if not ending else step_id(first + ending, taken)
-            fields: Document = {"id": own, "description": prose(step.get("description") or name), **call}
+            fields: Document = {"id": own, "description": prose(step.get("description") or name), **call, **_place(when, waits_for)}
             fields["parameters"] = _insert_first_output(call["parameters"], first)
-            if when:
-                fields["when"] = as_expression(when)
-            if waits_for:
-                fields["depends_on"] = waits_for
             if gate and not ending:
                 fields["requires_approval"] = True
                 fields["description"] = prose(f"{fields['description']} (approval: {gate})")
@@ -346,6 +338,11 @@ class _Conversion:
             report.add("left out", f"`{key}`, which steps do not have", name)
         if not _is_critical(step) and str(step.get("onFailure", "")).lower() != "continue":
             report.add("left out", "`isCritical: false`: a failure of the step also fails the run", name)
+
+
+def _place(when: str, waits_for: list[str]) -> Document:
+    """Return the fields that say when a step runs."""
+    return ({"when": as_expression(when)} if when else {}) | ({"depends_on": waits_for} if waits_for else {})
 
 
 def _is_critical(step: Document) -> bool:

@@ -116,13 +116,13 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
 
 async def can_ask_again(run: PlanRun, store: PlanStore) -> bool:
     """Return whether an expired run can be resumed: nobody answered at the gate of a step, so the steps before it are kept."""
-    closed = [gate for gate in await store.gates.find(run_id=run.id, open_only=False) if gate.end == "expired"]
-    return bool(closed) and closed[-1].step_id is not None
+    steps = await _expired_steps(run, store)
+    return bool(steps) and steps[-1] is not None
 
 
-async def _expired_steps(run: PlanRun, store: PlanStore) -> set[str]:
-    """Return the steps whose gates have expired. A resume of an expired run asks about them again."""
-    return {gate.step_id for gate in await store.gates.find(run_id=run.id, open_only=False) if gate.end == "expired" and gate.step_id}
+async def _expired_steps(run: PlanRun, store: PlanStore) -> list[str | None]:
+    """Return the steps whose gates have expired, in order. None stands for the gate of the plan."""
+    return [gate.step_id for gate in await store.gates.find(run_id=run.id, open_only=False) if gate.end == "expired"]
 
 
 def _refuse_aborted_steps(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, skipped: Collection[str]) -> None:
@@ -187,7 +187,8 @@ async def execute_resume(
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, run_request):
             return await opened.run(run.id)
         if run.reason is RunReason.EXPIRED:
-            history = replace(history, asked=history.asked.union(await _expired_steps(run, opened)))
+            expired = [step_id for step_id in await _expired_steps(run, opened) if step_id is not None]
+            history = replace(history, asked=history.asked.union(expired))  # so that they are asked about again
         action = resume_action(run, plan, history, recorded.last_reason, commands=recorded.commands, options=options)
         if action is not execute_run:
             refuse_rollback_elsewhere(run, run_request.settings)

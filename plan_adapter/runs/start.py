@@ -112,6 +112,7 @@ def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, serv
 async def execute_run(session: RunSession) -> PlanRun:
     """Approve the run of `session`, execute its steps, and return it with its record, however the steps end."""
     keeper, run, store = GateKeeper(session), session.run, session.store
+    # Only for the gate of the plan. The steps look up their secrets once it is answered, because a value may change until then.
     secrets = secrets_of(session.run_request.settings, session.run_request.secrets)
     await secrets.look_up_early(session.bound.validated.secrets)
     keeper.answers.redact = secrets.redactor.value

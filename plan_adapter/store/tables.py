@@ -252,6 +252,11 @@ def _attempt_key() -> list[Column[Any]]:
     ]
 
 
+def _of_attempt() -> ForeignKeyConstraint:
+    key = [column.name for column in _attempt_key()]
+    return ForeignKeyConstraint(key, [f"attempts.{name}" for name in key])
+
+
 attempts = Table(
     "attempts",
     metadata,
@@ -287,10 +292,7 @@ receipts = Table(
     Column("known_by", Text),
     Column("note", SafeText),
     _salt(),
-    ForeignKeyConstraint(
-        ["run_id", "step_id", "kind", "item", "number"],
-        ["attempts.run_id", "attempts.step_id", "attempts.kind", "attempts.item", "attempts.number"],
-    ),
+    _of_attempt(),
     sqlite_with_rowid=False,
 )
 
@@ -301,10 +303,7 @@ commands = Table(
     Column("process", Text, primary_key=True),  # a `HostProcess`
     *_context_columns(),
     Column("attempt_id", Text, nullable=False),
-    ForeignKeyConstraint(
-        ["run_id", "step_id", "kind", "item", "number"],
-        ["attempts.run_id", "attempts.step_id", "attempts.kind", "attempts.item", "attempts.number"],
-    ),
+    _of_attempt(),
     sqlite_with_rowid=False,
 )
 

@@ -80,17 +80,7 @@ class Signature:
 
         `redact` hides secrets in shown values before they are cut.
         """
-        try:
-            self.model.model_validate(parameters)
-        except ValidationError as error:
-            found = error.errors(include_url=False, include_context=False, include_input=False)
-        else:
-            return []
-        places: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
-        for detail in found:
-            place, is_certain = _locate(detail, parameters, is_open)
-            if is_certain:
-                places.setdefault(place, []).append(detail)
+        places = self._errors_by_place(parameters, is_open)
         # An error inside a value says more than another union member's refusal of the whole value.
         around = {place[:length] for place in places for length in range(len(place))}
         innermost = [(place, details) for place, details in places.items() if place not in around]
@@ -104,22 +94,29 @@ class Signature:
         `parameters` hold an example of each, and `examples` say by place what kind of value it is. That no value of this kind would fit is
         certain only if the type is refused: another value of the same type may have the right content.
         """
-        try:
-            self.model.model_validate(parameters)
-        except ValidationError as error:
-            found = error.errors(include_url=False, include_context=False, include_input=False)
-        else:
-            return []
-        places: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
-        for detail in found:
-            place, is_certain = _locate(detail, parameters, is_open)
-            if is_certain and place in examples:
-                places.setdefault(place, []).append(detail)
-        certain = [(place, all_of) for place, all_of in places.items() if all(detail["type"].endswith("_type") for detail in all_of)]
+        certain = [
+            (place, details)
+            for place, details in self._errors_by_place(parameters, is_open).items()
+            if place in examples and all(detail["type"].endswith("_type") for detail in details)
+        ]
         return [
             (_path_text(place), f"`{_path_text(place)}` {_describe_wrong_value(details, examples[place])}", "")
             for place, details in certain[:MAX_MISMATCHES]
         ]
+
+    def _errors_by_place(
+        self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool]
+    ) -> "dict[tuple[str | int, ...], list[ErrorDetails]]":
+        """Return pydantic's errors by place, without those that an open value could still avoid."""
+        places: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
+        try:
+            self.model.model_validate(parameters)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False, include_context=False, include_input=False):
+                place, is_certain = _locate(detail, parameters, is_open)
+                if is_certain:
+                    places.setdefault(place, []).append(detail)
+        return places
 
     def _describe_mismatch(
         self, place: tuple[str | int, ...], details: "list[ErrorDetails]", parameters: dict[str, JsonValue], redact: Callable[[str], str]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.runbooks.programs import SPLIT_VALUE, VALUE, code_with_value, stdin_reader
+from plan_adapter.runbooks.programs import SPLIT_VALUE, VALUE, code_arguments, contains_value, stdin_reader
 from plan_adapter.runbooks.shell_code import value_as_code
 from plan_adapter.runbooks.shell_syntax import UnreadableScriptError
 
@@ -280,7 +280,8 @@ def test_a_script_that_is_not_understood_is_an_error_of_its_own(script: str) -> 
     ],
 )
 def test_the_code_among_the_arguments_of_a_program(argv: list[str], expected: str | None) -> None:
-    assert code_with_value(argv) == expected
+    readers = (found.program for found in code_arguments(argv) if contains_value(argv[found.index]))
+    assert next(readers, None) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from plan_adapter import PlanStatus
+from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.store import leases
 from tests.faults.child import STOPPED, Fault, Report
 from tests.faults.evidence import Violation
@@ -49,7 +50,7 @@ async def both_at_once(trial: Trial, _sleep_at: Sequence[Target]) -> bool:
         trial.violations.append(Violation("two runners", f"a process neither succeeded nor was refused: {wrong}"))
     if after > before + 1 and not await _ended_before_newest_start(trial, after):
         trial.violations.append(Violation("two runners", f"both processes executed the run: {reports}"))
-    if after == before and all(report.error for report in reports):
+    if after == before and all(report.error for report in reports) and not await _rollback_waits_for_an_outcome(trial):
         trial.violations.append(Violation("two runners", f"no process executed the run: {reports}"))
     return any(report.error == "RunConflictError" for report in reports)
 
@@ -134,6 +135,13 @@ def fault_during_execution(trial: Trial) -> Fault | None:
 
 async def _is_interrupted(trial: Trial) -> bool:
     return trial.run_id is not None and (await trial.store.run(trial.run_id)).status is PlanStatus.EXECUTING
+
+
+async def _rollback_waits_for_an_outcome(trial: Trial) -> bool:
+    """Return whether the run was rolled back and has an unknown outcome. Every resume is refused until somebody resolves it."""
+    run = await trial.store.run(trial.run_id or "")
+    plan, history = await trial.store.get(run.digest), await trial.store.ledger.history(run.id)
+    return is_rolled_back(plan, history) and bool(await trial.store.outcomes.unknown(run.id))
 
 
 async def _put_to_sleep(trial: Trial, sleep_at: Sequence[Target], *, lease: tuple[float, float] | None) -> Child | None:

@@ -1,0 +1,67 @@
+"""The words that are stored, digested, printed as JSON, or known to Prefect and to other programs."""
+
+from enum import EnumMeta
+from typing import Any, get_args
+
+from plan_adapter import approvals, goals, hooks, options, problems, secrets, settings, status
+from plan_adapter.cli.codes import ExitCode
+from plan_adapter.engine import deployments, gate_display
+from plan_adapter.gates import approval
+from plan_adapter.runbooks import deploy
+from plan_adapter.store import digests, entries, tombstones
+from plan_adapter.store.tables import metadata
+from plan_adapter.tools import registry
+from tests.golden import FOLDER
+
+FILE = FOLDER / "words.json"
+
+SOURCES: dict[str, Any] = {
+    "status of a run": status.PlanStatus,
+    "status of a step": status.StepStatus,
+    "why a run ended": status.RunReason,
+    "outcome": status.Outcome,
+    "decision": approvals.Decision,
+    "resolution": approvals.Resolution,
+    "operator request": approvals.OperatorRequestKind,
+    "kind of gate": approvals.GateKind,
+    "end of a gate": approvals.GateEnd,
+    "kind of call": options.CallKind,
+    "effect": options.Effect,
+    "proof of identity": options.KnownBy,
+    "type of an input": options.InputType,
+    "operation": approval.Operation,
+    "event": hooks.EventKind,
+    "entry of the audit log": entries.AuditKind,
+    "tombstone": tombstones.TombstoneKind,
+    "action of a goal": goals.GoalAction,
+    "source of evidence": goals.EvidenceSource,
+    "verdict": goals.VerdictWord,
+    "code of a problem": sorted(problems.CATALOGUE),
+    "exit code": ExitCode,
+    "setting": sorted(settings.Settings.model_fields),
+    "entry point group": [registry.ENTRY_POINT_GROUP, secrets.ENTRY_POINT_GROUP],
+    "label in Prefect": [deployments.PLAN_LABEL, deployments.TOOL_LABEL, gate_display.LABEL_PREFIX, deploy.ENTRYPOINT],
+    "table": {table.name: [column.name for column in table.columns] for table in metadata.sorted_tables},
+    "erasable text": {table: sorted(columns) for table, columns in digests.ERASABLE.items()},
+    "bookkeeping": {table: sorted(columns) for table, columns in digests.BOOKKEEPING.items()},
+    "built-in tool": {tool.name: tool.definition() for tool in registry.ToolRegistry.with_builtins()},
+}
+"""Where the code has each kind of word. This may be moved and renamed; what it holds may only grow."""
+
+
+def stored_words() -> dict[str, Any]:
+    """Return the words by kind."""
+    return {kind: _words_of(source) for kind, source in SOURCES.items()}
+
+
+def _words_of(source: Any) -> Any:
+    if isinstance(source, EnumMeta):
+        return [member.value for member in source]  # type: ignore[var-annotated]
+    if isinstance(source, (list, dict)):
+        return source
+    return _literals(source)
+
+
+def _literals(alias: Any) -> list[str]:
+    """Return the words of a Literal, or of a union of some."""
+    return [word for member in get_args(alias) for word in ([member] if isinstance(member, str) else _literals(member))]

@@ -7,8 +7,8 @@ from importlib import import_module
 
 from plan_adapter.engine.connection import use_server
 from plan_adapter.engine.local_server import ensure_server
-from plan_adapter.errors import PlanAdapterError
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import PlanAdapterError
 
 
 async def save_blocks() -> None:

@@ -1,7 +1,7 @@
 """The block `plan-store`: the database in which the deployments keep plans, runs, approvals and receipts."""
 
 from plan_adapter.blocks import PlanStoreDatabase
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
 from plan_adapter.store.store import is_local
 
 NAME = "plan-store"

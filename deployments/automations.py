@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.documents import read_mapping
 from plan_adapter.engine.connection import use_server
 from plan_adapter.engine.local_server import ensure_server
-from plan_adapter.errors import PlanAdapterError
-from plan_adapter.problems import did_you_mean
-from plan_adapter.readable import visible
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import PlanAdapterError
+from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.readable import visible
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.agent.plan_tools import plan_tool, tool_inputs
     from plan_adapter.agent.planner import Planner
-    from plan_adapter.approvals import Approval, ApprovalRequest, Gate, StandingApproval
     from plan_adapter.documents import dump_plan, read_document
-    from plan_adapter.drafts import Draft, PlanRequest
-    from plan_adapter.errors import (
+    from plan_adapter.gates.approval import Approver, approve, reject
+    from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, PrefectApprover
+    from plan_adapter.gates.terminal import TerminalApprover
+    from plan_adapter.loading import aload_plan, load_plan
+    from plan_adapter.model.approvals import Approval, ApprovalRequest, Gate, StandingApproval
+    from plan_adapter.model.drafts import Draft, PlanRequest
+    from plan_adapter.model.errors import (
         DraftError,
         ExpressionError,
         InvalidPlanError,
@@ -28,16 +32,12 @@ if TYPE_CHECKING:
         ToolError,
         UnknownOutcomeError,
     )
-    from plan_adapter.formatting import format_plan
-    from plan_adapter.gates.approval import Approver, approve, reject
-    from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, PrefectApprover
-    from plan_adapter.gates.terminal import TerminalApprover
-    from plan_adapter.hooks import Hooks
-    from plan_adapter.loading import aload_plan, load_plan
-    from plan_adapter.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow
-    from plan_adapter.plan import ExecutionPlan, Rollback, Step
-    from plan_adapter.problems import Problem
-    from plan_adapter.record import PlanRun, PlanSummary, RunContext, StepRun
+    from plan_adapter.model.hooks import Hooks
+    from plan_adapter.model.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow
+    from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
+    from plan_adapter.model.problems import Problem
+    from plan_adapter.model.record import PlanRun, PlanSummary, RunContext, StepRun
+    from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
     from plan_adapter.runner import (
         acancel_run,
         aresolve_step,
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
         run_plan,
     )
     from plan_adapter.session import PlanSession
-    from plan_adapter.status import PlanStatus, RunReason, StepStatus
     from plan_adapter.store.store import PlanStore
+    from plan_adapter.text.formatting import format_plan
     from plan_adapter.tool_functions import as_functions
     from plan_adapter.tools.order import OrderGuard
     from plan_adapter.tools.probing import Done, NotDone
@@ -68,10 +68,10 @@ _EXPORTS = {
     "agent.openai_model": ("OpenAIModel",),
     "agent.plan_tools": ("plan_tool", "tool_inputs"),
     "agent.planner": ("Planner",),
-    "approvals": ("Approval", "ApprovalRequest", "Gate", "StandingApproval"),
+    "model.approvals": ("Approval", "ApprovalRequest", "Gate", "StandingApproval"),
     "documents": ("dump_plan", "read_document"),
-    "drafts": ("Draft", "PlanRequest"),
-    "errors": (
+    "model.drafts": ("Draft", "PlanRequest"),
+    "model.errors": (
         "DraftError",
         "ExpressionError",
         "InvalidPlanError",
@@ -85,16 +85,16 @@ _EXPORTS = {
         "ToolError",
         "UnknownOutcomeError",
     ),
-    "formatting": ("format_plan",),
+    "text.formatting": ("format_plan",),
     "gates.approval": ("Approver", "approve", "reject"),
     "gates.approvers": ("CallbackApprover", "PolicyApprover", "PrefectApprover"),
     "gates.terminal": ("TerminalApprover",),
-    "hooks": ("Hooks",),
+    "model.hooks": ("Hooks",),
     "loading": ("aload_plan", "load_plan"),
-    "options": ("ApprovalPolicy", "Concurrency", "ExecutionOptions", "Input", "Question", "RunWindow"),
-    "plan": ("ExecutionPlan", "Rollback", "Step"),
-    "problems": ("Problem",),
-    "record": ("PlanRun", "PlanSummary", "RunContext", "StepRun"),
+    "model.options": ("ApprovalPolicy", "Concurrency", "ExecutionOptions", "Input", "Question", "RunWindow"),
+    "model.plan": ("ExecutionPlan", "Rollback", "Step"),
+    "model.problems": ("Problem",),
+    "model.record": ("PlanRun", "PlanSummary", "RunContext", "StepRun"),
     "runner": (
         "acancel_run",
         "aresolve_step",
@@ -109,7 +109,7 @@ _EXPORTS = {
         "run_plan",
     ),
     "session": ("PlanSession",),
-    "status": ("PlanStatus", "RunReason", "StepStatus"),
+    "model.status": ("PlanStatus", "RunReason", "StepStatus"),
     "store.store": ("PlanStore",),
     "tools.order": ("OrderGuard",),
     "tools.probing": ("Done", "NotDone"),

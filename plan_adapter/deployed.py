@@ -16,10 +16,10 @@ from prefect import Flow
 
 from plan_adapter.engine.deployments import read_flow_run_source
 from plan_adapter.engine.flow import failing_flow
-from plan_adapter.errors import InvalidPlanError, PlanAdapterError, StoreError, StoreSettingsError, ToolDefinitionError
-from plan_adapter.readable import one_line
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import InvalidPlanError, PlanAdapterError, StoreError, StoreSettingsError, ToolDefinitionError
+from plan_adapter.model.readable import one_line
 from plan_adapter.runner import compile_plan
-from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate

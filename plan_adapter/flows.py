@@ -15,21 +15,21 @@ from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.agent.summary import summarize
 from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
-from plan_adapter.canonical import plan_digest
-from plan_adapter.draft_text import cost_of, draft_text
-from plan_adapter.drafts import Draft, PlanRequest
 from plan_adapter.engine.drafting import ask_model_question, current_flow_run, publish_draft, publish_summary, run_as_task
 from plan_adapter.engine.outgoing import log_line, state_message
-from plan_adapter.errors import ModelError, PlanAdapterError, StoreError
 from plan_adapter.loading import aload_plan
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.drafts import Draft, PlanRequest
+from plan_adapter.model.errors import ModelError, PlanAdapterError, StoreError
+from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.runner import compile_plan
 from plan_adapter.runs.forms import end_released
 from plan_adapter.runs.reconcile import Finding, find_interrupted
 from plan_adapter.runs.reconcile import reconcile as reconcile_runs
-from plan_adapter.runs.secrets import model_redactor
-from plan_adapter.settings import Settings
+from plan_adapter.runs.secret_lookup import model_redactor
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.draft_text import cost_of, draft_text
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from plan_adapter import documents
-from plan_adapter.errors import InvalidPlanError, StoreError
-from plan_adapter.plan_import import keep_history
-from plan_adapter.problems import Problem
+from plan_adapter.documents.history import keep_history
+from plan_adapter.model.errors import InvalidPlanError, StoreError
+from plan_adapter.model.problems import Problem
 from plan_adapter.validation.fresh import MAX_SUB_PLANS, too_deep_problem
 
 if TYPE_CHECKING:
-    from plan_adapter.plan import ExecutionPlan, Step
+    from plan_adapter.model.plan import ExecutionPlan, Step
     from plan_adapter.store.store import PlanStore
 
 STORE_PREFIX = "store:"
@@ -169,7 +169,7 @@ async def _pinned_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     digest = _DIGEST.fullmatch(name)
     if digest is None:
         raise StoreError(f"`{source}` names no version, so what it runs could change")
-    from plan_adapter.canonical import plan_digest  # only here
+    from plan_adapter.model.canonical import plan_digest  # only here
 
     plan = await store.get(digest[1])
     if not plan_digest(plan).startswith(digest[1]):

@@ -31,7 +31,7 @@ class PlanTestFile(pytest.File):
 
     def collect(self) -> Iterable[pytest.Item]:
         """Return the cases. A file with problems is a collection error that lists them all."""
-        from plan_adapter.errors import InvalidPlanError
+        from plan_adapter.model.errors import InvalidPlanError
         from plan_adapter.testing import load_cases
 
         try:

@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Approval, Resolution
 from plan_adapter.gates.approval import Approver, os_user, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.gates.identity import identity_of_account
-from plan_adapter.hooks import Hooks
-from plan_adapter.options import CallKind
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import call_name, one_line
-from plan_adapter.record import PlanRun, RunContext
-from plan_adapter.runs import started_commands
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Approval, Resolution
+from plan_adapter.model.hooks import Hooks
+from plan_adapter.model.options import CallKind
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.readable import call_name, one_line
+from plan_adapter.model.record import PlanRun, RunContext
+from plan_adapter.runs import resolve as started_commands
 from plan_adapter.runs.approval import open_detached_gate
 from plan_adapter.runs.folders import in_folder
-from plan_adapter.runs.permissions import require_approver, require_operator
 from plan_adapter.runs.replan import Replanner, refuse_replanning
 from plan_adapter.runs.resume import execute_in_flow, execute_resume, rolled_back_error
 from plan_adapter.runs.rollback import rollback_run
-from plan_adapter.runs.session import RunRequest, opened_store
+from plan_adapter.runs.session import RunRequest, opened_store, require_approver, require_operator
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -39,7 +38,7 @@ from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
 if TYPE_CHECKING:
     from prefect import Flow
 
-    from plan_adapter.drafts import Draft
+    from plan_adapter.model.drafts import Draft
 
 
 __all__ = [

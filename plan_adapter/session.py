@@ -6,21 +6,21 @@ from datetime import timedelta
 
 from plan_adapter.agent.model import Model
 from plan_adapter.agent.planner import Asker, Budget, Planner
-from plan_adapter.approvals import Approval
-from plan_adapter.drafts import Draft, PlanRequest
-from plan_adapter.errors import DraftError, NotApprovedError, RunConflictError
-from plan_adapter.formatting import format_plan
 from plan_adapter.gates.approval import Approver, approve, reject
-from plan_adapter.hooks import Hooks
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.problems import Problem
-from plan_adapter.record import PlanRun, PlanSummary, RunContext
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.drafts import Draft, PlanRequest
+from plan_adapter.model.errors import DraftError, NotApprovedError, RunConflictError
+from plan_adapter.model.hooks import Hooks
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.record import PlanRun, PlanSummary, RunContext
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import acancel_run, aresume_run, arevise_run, arun_plan, draft_revision
 from plan_adapter.runs.replan import Replanner, revision_note
-from plan_adapter.runs.secrets import model_redactor
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus
+from plan_adapter.runs.secret_lookup import model_redactor
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.formatting import format_plan
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import find_problems
 

@@ -9,18 +9,18 @@ from typing import Any, TypeAlias, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError
 from plan_adapter.expressions import has_expression
 from plan_adapter.gates.approval import Approver, needs_gate, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
-from plan_adapter.hooks import Hooks
-from plan_adapter.options import ApprovalPolicy, ExecutionOptions, Input
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.record import PlanRun, RunContext
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError, ToolError, UnknownOutcomeError
+from plan_adapter.model.hooks import Hooks
+from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions, Input
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.record import PlanRun, RunContext
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason
 from plan_adapter.runner import arun_plan
 from plan_adapter.runs.session import opened_store
-from plan_adapter.settings import Settings
-from plan_adapter.status import Outcome, PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, as_json

@@ -22,8 +22,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from plan_adapter.engine.connection import Server, override_settings, use_server
 from plan_adapter.engine.local_server import ensure_server, stop_server
-from plan_adapter.private_files import make_folder
-from plan_adapter.settings import Settings
+from plan_adapter.local.private_files import make_folder
+from plan_adapter.local.settings import Settings
 from tests import installed
 from tests.postgres import migrated, postgres_database, postgres_server
 from tests.store.conftest import migrated_file

@@ -20,9 +20,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from plan_adapter.host_process import HostProcess
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.store.database.tables import REVISION, REVISION_TABLE, metadata
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 
 PREFIX = "plan-pg-"
 USER, PASSWORD = "plans", "a-pass/word:of@tests"

@@ -21,10 +21,16 @@ from typing import IO
 
 PLAN = "import sys; from plan_adapter.cli.app import main; sys.exit(main())"
 
-VERBS = ("approve", "asking", "cancel", "foreground", "live", "reject", "resolve", "resume", "run")
+MODULES = ("asking", "foreground", "live", *(f"verbs.{verb}" for verb in ("approve", "cancel", "reject", "resolve", "resume", "run")))
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    [*(f"plan_adapter.cli.{verb}" for verb in VERBS), "plan_adapter.store.sqlite", "cyclopts", "rich.console", "tests.faults.child"]
+    [
+        *(f"plan_adapter.cli.{module}" for module in MODULES),
+        "plan_adapter.store.database.sqlite",
+        "cyclopts",
+        "rich.console",
+        "tests.faults.child",
+    ]
 )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.model.plan import ExecutionPlan
 
 SeedPlan: TypeAlias = tuple[ExecutionPlan, list[str]]
 """A plan and the names of the tools that it calls."""

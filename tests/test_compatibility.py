@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from plan_adapter.cli.codes import ExitCode
+from plan_adapter.cli.exit_codes import ExitCode
 from plan_adapter.engine.diagnosis import TESTED_PREFECT
 from tests.matrix import PYTHONS
 

@@ -5,8 +5,6 @@ imported only by the modules listed in IMPORTERS. Imports under `if TYPE_CHECKIN
 """
 
 import ast
-import itertools
-import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -18,30 +16,24 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "plan_adapter"
-HOUSE = ROOT.parent / "shared" / "design" / "HOUSE.md"
 
 # From the lowest to the highest. A name is a module, or a package with everything in it.
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "problems graph readable crash_points host_process",
-        "errors values",
-        "options status",
-        "plan expressions approvals",
-        "settings private_files credentials record",
-        "canonical documents drafts goals listing plan_import run_window tools secrets",
-        "commands",
-        "rounds",
-        "validation hooks pictures formatting",
-        "preview",
-        "draft_text",
+        "model",
+        "local",
+        "expressions documents",
+        "tools",
+        "validation",
+        "text",
         "gates",
         "execution",
         "engine store agent",
         "runs",
         "runner",
         "loading",
-        "runbooks session testing tool_functions",
+        "runbooks testing importers session tool_functions",
         "cli blocks pytest_plugin",
         "flows deployed",
     )
@@ -54,17 +46,17 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "alembic": ("store",),
     "yaml": ("documents",),
     "cel_expr_python": ("expressions",),
-    "rfc8785": ("canonical",),
+    "rfc8785": ("model.canonical",),
     "httpx": ("tools.http", "engine"),
     "griffe": ("tools",),
     "cyclopts": ("cli",),
     "rich": ("cli",),
-    "uuid_utils": ("plan",),
+    "uuid_utils": ("model.plan",),
     "pyotp": ("gates.totp",),
     "cryptography": ("gates.totp",),
     "openai": ("agent.openai_model",),
-    "json_repair": ("agent.answers",),
-    "pydantic_settings": ("settings",),
+    "json_repair": ("agent.answer_text",),
+    "pydantic_settings": ("local.settings",),
     "anyio": ("tools", "execution", "engine"),
     "pydantic": ("",),
     "typing_extensions": ("tools",),
@@ -75,7 +67,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "distributed": ("engine.dask", "engine.dask_process"),
     "mcp": ("cli.mcp.server",),
     "pytest": ("pytest_plugin",),
-    "cronsim": ("run_window",),
+    "cronsim": ("model.run_window",),
 }
 
 # Declared in pyproject.toml, but not imported.
@@ -97,7 +89,7 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """Return every name that `path` imports at the top or inside a function, such as `plan_adapter.plan.Step` or `anyio`."""
+    """Return every name that `path` imports at the top or inside a function, such as `plan_adapter.model.plan.Step` or `anyio`."""
     return frozenset(_imported(path))
 
 
@@ -154,23 +146,6 @@ def test_a_module_imports_only_from_rows_below_its_own() -> None:
         others = {name for name in map(module_of, imported(modules()[module])) if name is not None and part(name) != part(module)}
         found[f"{module} (row {row(module)})"] = sorted(name for name in others if not name or row(name) >= row(module))
     assert {module: wrong for module, wrong in found.items() if wrong} == {}
-
-
-def layers_of_the_design() -> list[set[str]]:
-    """Return the packages of each layer in the design's table, from the lowest to the highest."""
-    lines = HOUSE.read_text(encoding="utf-8").splitlines()
-    rows = [line.split("|")[2] for line in lines if re.match(r"\| \d+ \|", line)]
-    return [set(re.findall(r"\w+", row.replace("siblings, joined by the protocols of execution/ports.py and gates", ""))) for row in rows]
-
-
-@pytest.mark.skipif(not HOUSE.is_file(), reason="the design is not next to this checkout (../shared/design/HOUSE.md)")
-def test_the_rows_match_the_layers_of_the_design() -> None:
-    layers = [{name for name in layer if any(name in members for members in ROWS)} for layer in layers_of_the_design()]
-    assert len(layers) == 10
-    assert all(layers)
-    for lower, higher in itertools.pairwise(layers):
-        wrong = [(low, high) for low in sorted(lower) for high in sorted(higher) if row(low) >= row(high)]
-        assert not wrong, f"the design has the first of each pair below the second: {wrong}"
 
 
 def test_the_package_has_no_import_cycle() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
-from plan_adapter.record import PlanRun
+from plan_adapter.model.record import PlanRun
 from tests import installed
 from tests.conftest import PrepareServer
 

@@ -3,8 +3,8 @@
 import os
 from typing import TYPE_CHECKING
 
-from plan_adapter.errors import ModelError
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import ModelError
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel

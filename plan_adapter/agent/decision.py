@@ -8,13 +8,12 @@ from typing import Any, Literal, TypeAlias, cast
 from pydantic import JsonValue
 
 from plan_adapter.agent.replan import RemainingPlan, referred_steps
-from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES
-from plan_adapter.agent.strictness import from_strict_form
+from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES, from_strict_form
 from plan_adapter.documents import read_document
-from plan_adapter.graph import reachable
-from plan_adapter.options import EFFECTS
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.problems import Problem
+from plan_adapter.model.graph import reachable
+from plan_adapter.model.options import EFFECTS
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.problems import Problem
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import lint
 

@@ -13,9 +13,9 @@ from pydantic import JsonValue
 from plan_adapter.agent.model import Message
 from plan_adapter.agent.prompts import block, to_json_line
 from plan_adapter.agent.schema import GOAL_ACTIONS
-from plan_adapter.execution.secrets import Redactor
-from plan_adapter.goals import Evidence, Goal, Round
-from plan_adapter.readable import cut, redacted
+from plan_adapter.execution.redactor import Redactor
+from plan_adapter.model.goals import Evidence, Goal, Round
+from plan_adapter.model.readable import cut, redacted
 
 SYSTEM = """\
 You work on one goal for an operations team, in rounds. In each round you make one decision. The program carries it out and tells you what \

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plan_adapter.agent.answers import Reading
+from plan_adapter.agent.answer_text import Reading
 from plan_adapter.agent.decision import ConstraintStatement, DraftDecision, Edges, read_decision
 from plan_adapter.agent.replan import RemainingPlan
-from plan_adapter.drafts import ConstraintCheck, Draft, PlanRequest
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.graph import ancestors_of
-from plan_adapter.options import ExecutionOptions
-from plan_adapter.problems import Problem
+from plan_adapter.model.drafts import ConstraintCheck, Draft, PlanRequest
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.graph import ancestors_of
+from plan_adapter.model.options import ExecutionOptions
+from plan_adapter.model.problems import Problem
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan, validate
 

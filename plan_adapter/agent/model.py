@@ -7,9 +7,9 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.answers import Reading
-from plan_adapter.drafts import Rung, Usage
-from plan_adapter.settings import Effort
+from plan_adapter.agent.answer_text import Reading
+from plan_adapter.local.settings import Effort
+from plan_adapter.model.drafts import Rung, Usage
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 

@@ -23,14 +23,21 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.answers import ONLY_THINKING, Reading, read_answer
-from plan_adapter.agent.completions import BrokenAnswerError, Completion, ServerFaultError, read_completion
+from plan_adapter.agent.answer_text import ONLY_THINKING, Reading, read_answer
+from plan_adapter.agent.completions import (
+    OPTIONAL,
+    BrokenAnswerError,
+    Completion,
+    ServerFaultError,
+    read_completion,
+    refused_effort,
+    request_of,
+)
 from plan_adapter.agent.model import Message, ModelAnswer, Question
-from plan_adapter.agent.requests import OPTIONAL, refused_effort, request_of
-from plan_adapter.agent.strictness import strict_form
-from plan_adapter.drafts import Rung, Usage
-from plan_adapter.errors import ModelError
-from plan_adapter.readable import MASK, without_passwords
+from plan_adapter.agent.schema import strict_form
+from plan_adapter.model.drafts import Rung, Usage
+from plan_adapter.model.errors import ModelError
+from plan_adapter.model.readable import MASK, without_passwords
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.strictness import from_strict_form, strict_form
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.problems import Problem
-from plan_adapter.validation.input_schema import inputs_schema
+from plan_adapter.agent.schema import from_strict_form, strict_form
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.problems import Problem
+from plan_adapter.validation.inputs import inputs_schema
 
 NAME_CHARACTERS = 64
 DESCRIPTION_CHARACTERS = 1024

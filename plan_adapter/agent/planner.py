@@ -9,20 +9,20 @@ from typing import Protocol, TypeAlias, cast
 from pydantic import JsonValue
 
 from plan_adapter.agent import prompts
-from plan_adapter.agent.answers import read_answer
+from plan_adapter.agent.answer_text import read_answer
 from plan_adapter.agent.decision import DraftDecision
 from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
 from plan_adapter.agent.model import ClosableModel, Message, Model, ModelAnswer, Question, count_tokens
-from plan_adapter.agent.redaction import environment_redactor, redact_request, redact_text, redaction_note
+from plan_adapter.agent.prompts import environment_redactor, redact_request, redact_text, redaction_note
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import draft_outline, draft_schema
-from plan_adapter.drafts import Draft, ModelCall, PlanRequest
-from plan_adapter.errors import DraftError, ModelError
-from plan_adapter.execution.secrets import Redactor
-from plan_adapter.plan import ExecutionPlan, new_id
-from plan_adapter.problems import Problem
-from plan_adapter.readable import without_passwords
-from plan_adapter.settings import Effort, Settings
+from plan_adapter.execution.redactor import Redactor
+from plan_adapter.local.settings import Effort, Settings
+from plan_adapter.model.drafts import Draft, ModelCall, PlanRequest
+from plan_adapter.model.errors import DraftError, ModelError
+from plan_adapter.model.plan import ExecutionPlan, new_id
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.readable import without_passwords
 from plan_adapter.tools.registry import ToolRegistry
 
 Asker: TypeAlias = Callable[[str], Awaitable[str | None]]

@@ -9,13 +9,13 @@ from typing import TypeAlias, cast
 from pydantic import JsonValue
 
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.secrets import Redactor
+from plan_adapter.execution.redactor import Redactor
 from plan_adapter.expressions.references import Code, UnclosedError, references, split_expressions
-from plan_adapter.graph import ancestors_of
-from plan_adapter.plan import ExecutionPlan, Step, flattened, step_document
-from plan_adapter.problems import Problem
-from plan_adapter.readable import call_name, is_secret_name, redacted
-from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.model.graph import ancestors_of
+from plan_adapter.model.plan import ExecutionPlan, Step, flattened, step_document
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.readable import call_name, is_secret_name, redacted
+from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.validation import ValidatedPlan
 
 SHOWN_CHARACTERS = 4_000

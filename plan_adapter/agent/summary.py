@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from plan_adapter.agent.model import Message, Model, Question
-from plan_adapter.agent.prompts import block
-from plan_adapter.agent.redaction import redact_text
-from plan_adapter.errors import ModelError
-from plan_adapter.execution.secrets import Redactor
-from plan_adapter.readable import cut, redacted
-from plan_adapter.record import PlanRun, StepRun
-from plan_adapter.status import StepStatus
+from plan_adapter.agent.prompts import block, redact_text
+from plan_adapter.execution.redactor import Redactor
+from plan_adapter.model.errors import ModelError
+from plan_adapter.model.readable import cut, redacted
+from plan_adapter.model.record import PlanRun, StepRun
+from plan_adapter.model.status import StepStatus
 
 SYSTEM = """\
 You tell a person what came of a goal that they set. You see the goal and the record of the run that pursued it.

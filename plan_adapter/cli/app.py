@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
-from plan_adapter.cli.codes import ExitCode, UsageError, code_of_error
-from plan_adapter.problems import did_you_mean
-from plan_adapter.readable import without_passwords
+from plan_adapter.cli.exit_codes import ExitCode, UsageError, code_of_error
+from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.readable import without_passwords
 
 if TYPE_CHECKING:
     from cyclopts import App, UnusedCliTokensError
@@ -33,7 +33,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("test", "Run the test cases of plans, with answers in place of tools and people"),
         Verb("draft", "Draft a plan with a language model, or through any chat"),
         Verb("promote", "Turn a good run into a runbook: what varies becomes inputs"),
-        Verb("import", "Convert plans that other programs wrote", function="importing:import_plans"),
+        Verb("import", "Convert plans that other programs wrote", function="verbs.import_:import_plans"),
         Verb("schema", "Print the JSON Schema of plans, for editors"),
         Verb("tools", "List the tools that plans can use"),
     ),
@@ -193,7 +193,7 @@ def build_app() -> "App":
         suppress_keyboard_interrupt=False,
     )
     for verb in VERBS:
-        app.command(f"plan_adapter.cli.{verb.function or f'{verb.name}:{verb.name}'}", name=verb.name)
+        app.command(f"plan_adapter.cli.{verb.function or f'verbs.{verb.name}:{verb.name}'}", name=verb.name)
     app.register_install_completion_command()  # pyright: ignore[reportUnknownMemberType]  # cyclopts leaves its **kwargs untyped
     return app
 
@@ -211,7 +211,7 @@ def _report_error(error: Exception, *, as_json: bool) -> int:
     from cyclopts import CycloptsError, UnusedCliTokensError
     from pydantic import ValidationError
 
-    from plan_adapter.errors import InvalidPlanError, PlanAdapterError
+    from plan_adapter.model.errors import InvalidPlanError, PlanAdapterError
 
     if isinstance(error, InvalidPlanError):
         output.problems(error.problems, as_json=as_json, to_stdout=False)

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from plan_adapter.approvals import ANSWERED, Approval, Gate, StandingApproval
 from plan_adapter.cli.records import gate_place
-from plan_adapter.commands import answer_command, resume_command, resume_command_after_gate
 from plan_adapter.gates.approval import refusal, requires_approval, why_nobody_may_answer
 from plan_adapter.gates.identity import identity_of_account
-from plan_adapter.readable import call_name, duration, listed, moment, one_line, prose
-from plan_adapter.record import PlanRun
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus, RunReason
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import ANSWERED, Approval, Gate, StandingApproval
+from plan_adapter.model.readable import call_name, duration, listed, moment, one_line, prose
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus, RunReason
+from plan_adapter.text.commands import answer_command, resume_command, resume_command_after_gate
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import Unit

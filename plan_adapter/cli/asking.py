@@ -1,22 +1,26 @@
 """Questions at the terminal: the inputs that a run lacks, and its gates. `--yes` or the form in Prefect may answer a gate instead."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from plan_adapter.approvals import Approval, ApprovalRequest, GatePolicy
-from plan_adapter.errors import NotApprovedError
+from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.gates.approval import Approver, answer_to, os_user, refusal
-from plan_adapter.gates.conversation import Conversation
-from plan_adapter.gates.fields import ask_value
+from plan_adapter.gates.conversation import Conversation, ask_fields, ask_value
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.terminal import Edit, TerminalApprover
-from plan_adapter.readable import as_text, counted, one_line
+from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, GatePolicy, Resolution
+from plan_adapter.model.errors import InvalidPlanError, NotApprovedError
+from plan_adapter.model.readable import as_text, counted, one_line
+from plan_adapter.model.values import join
+from plan_adapter.text.commands import Question, answer_command
 from plan_adapter.validation.inputs import read_values
-from plan_adapter.values import join
 
 if TYPE_CHECKING:
-    from plan_adapter.plan import ExecutionPlan
+    from pydantic import JsonValue
+
+    from plan_adapter.model.options import Input
+    from plan_adapter.model.plan import ExecutionPlan
 
 
 class YesRefusedError(NotApprovedError):
@@ -88,3 +92,38 @@ def approver_for(*, yes: bool, detach: bool, conversation: "Conversation", edit:
     if detach or not is_at_terminal():
         return None
     return TerminalApprover(edit=edit, conversation=conversation, is_alone=is_alone)
+
+
+def refuse_mismatched_answer(asked: Question, decision: Decision | Resolution, fields: Sequence[str] | None, *, api: bool = False) -> None:
+    """Raise UsageError for a bare approval at a gate that asks a question, and for an answer with `fields` at any other gate."""
+    if decision == "approve" and (asked.kind == "question") != (fields is not None):
+        asks = "asks a question" if asked.kind == "question" else "asks for an approval, not a question"
+        raise UsageError(f"this gate {asks}: `{answer_command(asked, api=api)}`")
+
+
+async def read_field_values(given: Sequence[str], fields: "Mapping[str, Input]", *, may_ask: bool) -> "dict[str, JsonValue]":
+    """Return the values of a question's fields from `field=value` texts. Without any, ask at the terminal if there is one and `may_ask`.
+
+    Raises InvalidPlanError with every problem of the values, and UsageError if the input ends.
+    """
+    if not given and may_ask and is_at_terminal():
+        answer = await ask_fields(fields, Conversation())
+        if answer is None:
+            raise UsageError("nothing was answered")
+        return answer
+    values, problems = read_values(fields, _field_texts(given), from_text=True, what="field")
+    if problems:
+        raise InvalidPlanError(problems)
+    return values
+
+
+def _field_texts(pairs: Sequence[str]) -> dict[str, str]:
+    texts = dict[str, str]()
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"`{pair}`: write field=value")
+        if name in texts:
+            raise UsageError(f"the field `{name}` is given twice")
+        texts[name] = value
+    return texts

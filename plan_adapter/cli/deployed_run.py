@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
-from plan_adapter.cli.codes import ExitCode, code_with_rollbacks
 from plan_adapter.cli.daemon_thread import in_daemon_thread
+from plan_adapter.cli.exit_codes import ExitCode, code_with_rollbacks
 from plan_adapter.cli.foreground import begin_server, choose_display, next_command_of, show_result
 from plan_adapter.cli.progress import Display, detach_line
 from plan_adapter.cli.servers import worker_command
 from plan_adapter.cli.sources import STORE_PREFIX, open_store
-from plan_adapter.commands import resume_command
 from plan_adapter.engine.connection import Server, ui_hint, use_server
 from plan_adapter.engine.deployments import DeployedRunbook, Deployer, FlowRunEnd, deployer
-from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.gate import closing_message
-from plan_adapter.hooks import Event, EventKind
-from plan_adapter.readable import one_line, safe_name
-from plan_adapter.record import PlanRun
-from plan_adapter.settings import Settings
-from plan_adapter.status import RunReason, StepStatus
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.hooks import Event, EventKind
+from plan_adapter.model.readable import one_line, safe_name
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import RunReason, StepStatus
+from plan_adapter.text.commands import resume_command
 from plan_adapter.validation.inputs import read_values
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.model.plan import ExecutionPlan
     from plan_adapter.store.store import PlanStore
 
 POLL_SECONDS = 1.0

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.agent.prompts import problem_line
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import is_at_terminal
-from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import drafting_tools_of
 from plan_adapter.documents import dump_plan
-from plan_adapter.draft_text import check_status, cost_of
-from plan_adapter.errors import ToolDefinitionError
 from plan_adapter.gates.conversation import Conversation
-from plan_adapter.readable import counted, duration, one_line
+from plan_adapter.model.errors import ToolDefinitionError
+from plan_adapter.model.readable import counted, duration, one_line
+from plan_adapter.text.draft_text import check_status, cost_of
 
 if TYPE_CHECKING:
-    from plan_adapter.drafts import Draft, ModelCall, PlanRequest
-    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.model.drafts import Draft, ModelCall, PlanRequest
+    from plan_adapter.model.plan import ExecutionPlan
     from plan_adapter.tools.registry import ToolRegistry
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.codes import UsageError
-from plan_adapter.cli.differences import difference_lines, difference_title
+from plan_adapter.cli.exit_codes import UsageError
+from plan_adapter.cli.records import difference_lines, difference_title
 from plan_adapter.documents import dump_plan, read_document
-from plan_adapter.errors import InvalidPlanError, PlanAdapterError
 from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.conversation import Conversation
+from plan_adapter.model.errors import InvalidPlanError, PlanAdapterError
 from plan_adapter.validation import bind_inputs, validate
 
 if TYPE_CHECKING:
-    from plan_adapter.approvals import ApprovalRequest
-    from plan_adapter.plan import ExecutionPlan
-    from plan_adapter.record import PlanRun
+    from plan_adapter.model.approvals import ApprovalRequest
+    from plan_adapter.model.plan import ExecutionPlan
+    from plan_adapter.model.record import PlanRun
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
 

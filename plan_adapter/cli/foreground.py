@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
-from plan_adapter.cli.codes import ExitCode, UsageError, code_of_error, code_with_rollbacks
 from plan_adapter.cli.editing import PlanEditor
+from plan_adapter.cli.exit_codes import ExitCode, UsageError, code_of_error, code_with_rollbacks
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay, detach_line
 from plan_adapter.cli.records import run_json, run_status_line
-from plan_adapter.commands import resolve_command, resume_command, rollback_command
 from plan_adapter.engine.connection import Server, ui_hint
-from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
 from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.printing import captured_prints
 from plan_adapter.gates.conversation import Conversation
-from plan_adapter.hooks import Event
-from plan_adapter.readable import as_text
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
+from plan_adapter.model.hooks import Event
+from plan_adapter.model.readable import as_text
+from plan_adapter.model.status import PlanStatus
+from plan_adapter.text.commands import resolve_command, resume_command, rollback_command
 
 if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
-    from plan_adapter.record import Attempt, PlanRun
+    from plan_adapter.model.record import Attempt, PlanRun
     from plan_adapter.runs.session import Requester, RunRequest
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry

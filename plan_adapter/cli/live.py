@@ -26,10 +26,10 @@ from plan_adapter.cli.progress import (
 )
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end_text
 from plan_adapter.gates.conversation import Conversation
-from plan_adapter.hooks import Event
-from plan_adapter.readable import duration, one_line, visible
-from plan_adapter.record import PlanRun, StepRun
-from plan_adapter.status import StepStatus
+from plan_adapter.model.hooks import Event
+from plan_adapter.model.readable import duration, one_line, visible
+from plan_adapter.model.record import PlanRun, StepRun
+from plan_adapter.model.status import StepStatus
 
 STYLES = {StepStatus.COMPLETED: "green", StepStatus.FAILED: "red", StepStatus.SKIPPED: "yellow"}
 MAX_ID_WIDTH = 32

@@ -10,13 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from plan_adapter.cli.codes import UsageError
-from plan_adapter.readable import listed, visible, without_passwords
+from plan_adapter.cli.exit_codes import UsageError
+from plan_adapter.model.readable import listed, visible, without_passwords
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from plan_adapter.problems import Problem
+    from plan_adapter.model.problems import Problem
 
 COLUMN_GAP = 2
 """The number of spaces between the columns of a table."""
@@ -215,8 +215,8 @@ def save_traceback(error: BaseException) -> Path | None:
     # Only for an unexpected error.
     import traceback
 
-    from plan_adapter.private_files import make_folder, open_file
-    from plan_adapter.settings import Settings
+    from plan_adapter.local.private_files import make_folder, open_file
+    from plan_adapter.local.settings import Settings
 
     text = "".join(traceback.format_exception(error))
     try:

@@ -5,9 +5,8 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from plan_adapter.approvals import ApprovalRequest, Decision, GatePolicy
 from plan_adapter.cli import output
-from plan_adapter.cli.answers import (
+from plan_adapter.cli.answering import (
     AnswerOptions,
     GateSelector,
     answer_with_proof,
@@ -22,23 +21,24 @@ from plan_adapter.cli.answers import (
     wrong_digest_message,
 )
 from plan_adapter.cli.approval_state import age, time_left
-from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.questions import refuse_mismatched_answer
+from plan_adapter.cli.asking import refuse_mismatched_answer
+from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import NO_FORM, QUESTION_SUFFIXES
 from plan_adapter.cli.servers import running_server
-from plan_adapter.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.engine.connection import Server
-from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.terminal import gate_summary
-from plan_adapter.readable import call_name, item_number, listed, means_item
-from plan_adapter.record import LAST, names_run, why_too_short
+from plan_adapter.model.approvals import ApprovalRequest, Decision, GatePolicy
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.readable import call_name, item_number, listed, means_item
+from plan_adapter.model.record import LAST, names_run, why_too_short
+from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from plan_adapter.engine.gate_forms import OpenForm
-    from plan_adapter.options import Input
-    from plan_adapter.settings import Settings
+    from plan_adapter.local.settings import Settings
+    from plan_adapter.model.options import Input
 
 REFUSAL_SECONDS = 3.0
 """How long to wait for the run to refuse an answer; later refusals show on its page."""

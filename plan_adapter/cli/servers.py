@@ -1,23 +1,28 @@
 """A Prefect server that is already running, for commands that start none."""
 
+import asyncio
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
+from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.engine.connection import Server, configured_api_url, is_set_by_environment, url_without_credentials, use_server
-from plan_adapter.errors import NoServerError
+from plan_adapter.model.errors import NoServerError
+from plan_adapter.model.readable import one_line
+from plan_adapter.text.listing import created_by
 
 if TYPE_CHECKING:
-    from plan_adapter.settings import Settings
+    from plan_adapter.local.secrets import SecretLocation
+    from plan_adapter.local.settings import Settings
     from plan_adapter.store.store import PlanStore
+    from plan_adapter.validation import ValidatedPlan
 
 
 def available_server(settings: "Settings") -> Server | None:
@@ -88,3 +93,37 @@ async def show_end_in_prefect(run_id: str, store: "PlanStore", settings: "Settin
 
 async def _always_true() -> bool:
     return True  # a run that has ended stays ended
+
+
+def secret_locations(names: Collection[str], settings: "Settings") -> "list[SecretLocation]":
+    """Return where each of these secrets comes from now. Reads blocks only from a server that is already running."""
+    if not names:
+        return []
+    # Only for a plan with secrets.
+    from plan_adapter.runs.secret_lookup import locate_secrets
+
+    try:
+        server = available_server(settings)
+    except NoServerError:
+        server = None  # its blocks are then reported as unavailable
+    if server is None:
+        context = nullcontext()
+    else:
+        from plan_adapter.engine.connection import use_server
+
+        context = use_server(server)
+    with context:
+        return asyncio.run(locate_secrets(names, settings))
+
+
+def location_line(location: "SecretLocation", validated: "ValidatedPlan") -> str:
+    """Return a line with where a secret comes from, the steps that create it, or why it cannot be used."""
+    creators = validated.created_secrets.creators.get(location.name, ())
+    now = f"from {location.place}" if location.problem is None else one_line(location.problem)
+    facts = [created_by(creators), f"now: {now}"] if creators else [now]
+    return f"secret `{one_line(location.name)}`: {'; '.join(facts)}"
+
+
+def is_ready(location: "SecretLocation", validated: "ValidatedPlan") -> bool:
+    """Return whether a run may start as far as this secret is concerned: it exists, or a step creates it."""
+    return location.problem is None or location.name in validated.created_secrets.creators

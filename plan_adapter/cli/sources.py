@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from plan_adapter.cli import output
-from plan_adapter.cli.codes import UsageError
+from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.documents import is_test_file, read_document, read_file, read_mapping
-from plan_adapter.errors import InvalidPlanError, ModelError, RunConflictError
 from plan_adapter.loading import STORE_PREFIX, pin_files, pin_stored, stored_plan
-from plan_adapter.problems import did_you_mean
-from plan_adapter.readable import one_line, safe_name
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import InvalidPlanError, ModelError, RunConflictError
+from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.readable import one_line, safe_name
+from plan_adapter.model.status import PlanStatus
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.execution.history import ResumeOptions
     from plan_adapter.gates.policy import EffectivePolicy
-    from plan_adapter.plan import ExecutionPlan
-    from plan_adapter.problems import Problem
-    from plan_adapter.record import PlanRun
+    from plan_adapter.model.plan import ExecutionPlan
+    from plan_adapter.model.problems import Problem
+    from plan_adapter.model.record import PlanRun
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
 

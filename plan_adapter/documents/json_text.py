@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import NoReturn
 
 from plan_adapter.documents.nodes import Node, Scalar, TreeBuilder
-from plan_adapter.problems import Problem
+from plan_adapter.model.problems import Problem
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NEWLINE = re.compile("\n")

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 from pydantic import JsonValue
 
-from plan_adapter.problems import Problem
-from plan_adapter.values import MAX_DEPTH, TOO_DEEP, Fault, join, key_fault, normalize, scalar_fault
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.values import MAX_DEPTH, TOO_DEEP, Fault, join, key_fault, normalize, scalar_fault
 
 MAX_NODES = 1_000_000
 """The most values in one document. 10,000 steps need about 150,000."""

@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 from pydantic import JsonValue
 
-from plan_adapter.documents.fields import Fields
-from plan_adapter.documents.findings import build_plan
+from plan_adapter.documents.building import build_plan
 from plan_adapter.documents.json_text import read_json
 from plan_adapter.documents.nodes import Node, UnreadableError, shorten_path
+from plan_adapter.documents.plan_fields import Fields
 from plan_adapter.documents.yaml_text import read_yaml
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.problems import Problem
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.problems import Problem
 
 MAX_BYTES = 16 * 1024 * 1024
 """The size limit of a document. 10,000 steps with long texts take about 3 MB."""

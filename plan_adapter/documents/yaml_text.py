@@ -13,8 +13,8 @@ import yaml
 from pydantic import JsonValue
 
 from plan_adapter.documents.nodes import Node, Scalar, TreeBuilder, UnreadableError
-from plan_adapter.problems import Problem
-from plan_adapter.values import TOO_DEEP
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.values import TOO_DEEP
 
 _CONSTANTS: dict[str, Scalar] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from typing import Any, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
-from plan_adapter.credentials import environment_without_credentials
-from plan_adapter.errors import ToolError, UnknownOutcomeError, error_message
+from plan_adapter.local.credentials import environment_without_credentials
+from plan_adapter.model.errors import ToolError, UnknownOutcomeError, error_message
 
 log = logging.getLogger(__name__)
 

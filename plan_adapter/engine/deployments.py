@@ -1,8 +1,10 @@
 """Prefect deployments of runbooks: what one consists of, which parts differ from the deployed one, and how it is created or deleted."""
 
+import asyncio
+import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -16,12 +18,14 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterNam
 from prefect.client.schemas.objects import DeploymentSchedule, DeploymentStatus
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule, RRuleSchedule
+from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.runner import Runner
 from prefect.settings import get_current_settings
 from pydantic import JsonValue, ValidationError
 
 from plan_adapter.engine.outgoing import label, markdown
-from plan_adapter.errors import DeploymentError
+from plan_adapter.model.errors import DeploymentError
 
 DEFAULT_POOL = "plans"
 
@@ -412,3 +416,36 @@ def _first_message(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     return error.errors(include_url=False, include_input=False)[0]["msg"].removeprefix("Value error, ")
+
+
+class _ExistingDeployment(RunnerDeployment):
+    """A deployment for a runner, which already exists in Prefect."""
+
+    id: UUID
+
+    async def aapply(self, *_arguments: Any, **_options: Any) -> UUID:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the id. Prefect is not changed."""
+        return self.id
+
+
+async def serve_deployments(deployments: Mapping[str, str], *, limit: int | None, on_started: Callable[[], None]) -> None:
+    """Start the flow runs of these deployments (ids by name), at most `limit` at once, until cancelled or SIGTERM.
+
+    Calls `on_started` once it serves them. On exit, it ends the runs in progress. The deployments' schedules stay active: runs that are due
+    meanwhile start late, when the deployments are served again.
+    """
+    runner = Runner(name="plan serve", limit=limit, pause_on_shutdown=False)
+    for name, deployment_id in deployments.items():
+        await runner.aadd_deployment(
+            _ExistingDeployment(name=name.partition("/")[2], flow_name=name.partition("/")[0], id=UUID(deployment_id))
+        )
+    serving = asyncio.ensure_future(runner.start(webserver=False))
+    await asyncio.sleep(0)  # lets the runner install its SIGTERM handler, which does not stop a runner inside an event loop
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
+    on_started()
+    try:
+        await serving
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # by the caller; otherwise SIGTERM ended it
+            raise

@@ -8,13 +8,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from plan_adapter.engine.connection import configured_api_url, in_flow_run_process, server_version, ui_hint, url_source
+from plan_adapter.engine.connection import (
+    configured_api_url,
+    demands_authentication,
+    in_flow_run_process,
+    server_version,
+    ui_hint,
+    url_source,
+)
 from plan_adapter.engine.local_server import configured_server, server_status
-from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.engine.server_state import ServerFolder, login_hint
-from plan_adapter.errors import NoServerError
-from plan_adapter.private_files import UnsafePathError, check_folder
-from plan_adapter.settings import Settings
+from plan_adapter.local.private_files import UnsafePathError, check_folder
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NoServerError
 
 DISTRIBUTION = "prefect-plan-adapter"
 FREE_BYTES = 200_000_000

@@ -17,7 +17,7 @@ from pydantic import Field, create_model
 
 from plan_adapter.engine.gate_display import publish_text
 from plan_adapter.engine.outgoing import markdown, run_name
-from plan_adapter.readable import prose
+from plan_adapter.model.readable import prose
 
 T = TypeVar("T")
 

@@ -29,14 +29,14 @@ from plan_adapter.engine.internals import (
 )
 from plan_adapter.engine.outgoing import paragraphs
 from plan_adapter.engine.states import state_of_error, state_of_run
-from plan_adapter.errors import NoServerError, PlanAdapterError
-from plan_adapter.options import Input, InputType
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.preview import run_name
-from plan_adapter.readable import MAX_NAME_CHARACTERS, prose, safe_name
-from plan_adapter.record import PlanRun
+from plan_adapter.model.errors import NoServerError, PlanAdapterError
+from plan_adapter.model.options import Input, InputType
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.readable import MAX_NAME_CHARACTERS, prose, safe_name
+from plan_adapter.model.record import PlanRun
+from plan_adapter.text.preview import run_name
 from plan_adapter.validation import ValidatedPlan, bind_inputs
-from plan_adapter.validation.input_schema import shown_value_schema
+from plan_adapter.validation.inputs import shown_value_schema
 
 log = logging.getLogger(__name__)
 

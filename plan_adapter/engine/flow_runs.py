@@ -17,8 +17,8 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause
 
 from plan_adapter.engine.internals import busy_retries, missing_prefect_features, name_new_flow_run, rerun
-from plan_adapter.errors import NoServerError, RunFailedError
 from plan_adapter.gates.approval import os_user
+from plan_adapter.model.errors import NoServerError, RunFailedError
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Any, Literal, cast, get_args
 from prefect.input import RunInput
 from pydantic import ConfigDict, Field, JsonValue, create_model
 
-from plan_adapter.approvals import Answer, ApprovalRequest, Decision, GateKind, GatePolicy, Resolution
-from plan_adapter.commands import SHOWN_DIGITS, open_form_notice, show_command
-from plan_adapter.gates.text import split_text, without_picture
-from plan_adapter.options import Input
-from plan_adapter.readable import counted, prose
-from plan_adapter.validation.input_schema import form_schema
+from plan_adapter.model.approvals import Answer, ApprovalRequest, Decision, GateKind, GatePolicy, Resolution
+from plan_adapter.model.options import Input
+from plan_adapter.model.readable import counted, prose
+from plan_adapter.text.commands import SHOWN_DIGITS, open_form_notice, show_command
+from plan_adapter.text.gate_text import split_text, without_picture
+from plan_adapter.validation.inputs import form_schema
 
 MAX_NAME_CHARACTERS = 200
 MAX_NOTE_CHARACTERS = 4000

@@ -14,7 +14,6 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import Pause
 from prefect.states import Cancelled, Completed, Failed, Suspended
 
-from plan_adapter.approvals import Approval, ApprovalRequest, Decision, Gate, GateKind
 from plan_adapter.engine.connection import in_flow_run_process
 from plan_adapter.engine.form import ARTIFACT
 from plan_adapter.engine.gate_display import LogWriter, called_step, log_writer, publish_text, read_labels, waiting_message
@@ -22,7 +21,8 @@ from plan_adapter.engine.gate_pause import SERVER_ERRORS, GatePause, leave_pause
 from plan_adapter.engine.gate_prompt import FINISH_SECONDS, FIRST_WAIT, LONGEST_WAIT, GateCancelledError, Prompt
 from plan_adapter.engine.outgoing import paragraphs, state_message
 from plan_adapter.gates.approval import PendingGate
-from plan_adapter.readable import one_line, safe_name
+from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, Gate, GateKind
+from plan_adapter.model.readable import one_line, safe_name
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.logging.loggers import flow_run_logger
 
-from plan_adapter.approvals import Approval, ApprovalRequest, Gate, GateKind
-from plan_adapter.commands import answer_command
 from plan_adapter.engine.outgoing import artifact_key, event_payload, label, log_line, markdown, paragraphs
-from plan_adapter.options import CallKind
-from plan_adapter.readable import call_name, one_line
-from plan_adapter.record import PlanRun
+from plan_adapter.model.approvals import Approval, ApprovalRequest, Gate, GateKind
+from plan_adapter.model.options import CallKind
+from plan_adapter.model.readable import call_name, one_line
+from plan_adapter.model.record import PlanRun
+from plan_adapter.text.commands import answer_command
 
 MAX_REASON_CHARACTERS = 500
 

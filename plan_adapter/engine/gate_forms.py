@@ -19,17 +19,17 @@ from prefect.input import aread_flow_run_input, keyset_from_base_key
 from prefect.states import Cancelled, Scheduled
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Answer, Approval, Gate
 from plan_adapter.engine.connection import describe_server_error
 from plan_adapter.engine.form import NotAnAnswerError, form_values, parse_answer, without_folding
 from plan_adapter.engine.gate_display import GateLabels, read_labels
 from plan_adapter.engine.outgoing import state_message
 from plan_adapter.engine.states import WAITING
-from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
-from plan_adapter.options import Input, KnownBy
-from plan_adapter.readable import one_line
-from plan_adapter.validation.input_schema import input_from_schema
-from plan_adapter.validation.questions import FORM_FIELDS
+from plan_adapter.model.approvals import Answer, Approval, Gate
+from plan_adapter.model.errors import NoServerError, NotApprovedError, RunConflictError
+from plan_adapter.model.options import Input, KnownBy
+from plan_adapter.model.readable import one_line
+from plan_adapter.validation.inputs import input_from_schema
+from plan_adapter.validation.kinds import FORM_FIELDS
 
 log = logging.getLogger(__name__)
 

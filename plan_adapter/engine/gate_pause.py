@@ -21,14 +21,13 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.input import acreate_flow_run_input, keyset_from_base_key
 
-from plan_adapter.approvals import ApprovalRequest
-from plan_adapter.engine.connection import current_server
+from plan_adapter.engine.connection import current_server, demands_authentication
 from plan_adapter.engine.form import build_form, form_description, notice_schema
 from plan_adapter.engine.gate_display import LogWriter, form_labels, log_writer, lost_form_message
 from plan_adapter.engine.outgoing import markdown
-from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.engine.states import unattended_state
 from plan_adapter.gates.approval import PendingGate
+from plan_adapter.model.approvals import ApprovalRequest
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.input import aread_flow_run_input
 from prefect.states import Paused, Running
 
-from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.engine.connection import override_settings
 from plan_adapter.engine.form import NotAnAnswerError, parse_answer
 from plan_adapter.engine.gate_display import MAX_REASON_CHARACTERS, LogWriter, lost_form_message, waiting_message
 from plan_adapter.engine.gate_pause import SERVER_ERRORS, FormLostError, GatePause
 from plan_adapter.engine.outgoing import state_message
 from plan_adapter.gates.approval import PendingGate
-from plan_adapter.readable import call_name, one_line
+from plan_adapter.model.approvals import ApprovalRequest
+from plan_adapter.model.readable import call_name, one_line
 
 T = TypeVar("T")
 

@@ -22,9 +22,9 @@ from typing import Literal, NoReturn
 
 from plan_adapter.engine.connection import Server, check_server, configured_api_url, in_flow_run_process, quiet_import, use_server
 from plan_adapter.engine.server_state import ServerFolder, ServerState, launch, login_hint, password_reason, server_url
-from plan_adapter.errors import NoServerError
-from plan_adapter.private_files import UnsafePathError
-from plan_adapter.settings import Settings
+from plan_adapter.local.private_files import UnsafePathError
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NoServerError
 
 ALTERNATIVES = "Set PREFECT_API_URL to a server of yours, or run without one: `--offline` (`offline=True` in Python)."
 START_SECONDS = 120.0  # a first start takes 8 s on a quiet machine, and many times that on a busy one

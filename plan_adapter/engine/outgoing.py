@@ -3,7 +3,7 @@
 Text of plans, tools, models and people is untrusted. Prefect's pages show some of it as it is and render the rest as Markdown. In neither
 may it hide or move what stands around it, or make links, pictures or HTML. Values, such as the parameters of a flow run, are no text.
 
-The fields of forms are described in `validation/input_schema.py` (`form_schema`), the text of gates in `gates/`.
+The fields of forms are described in `validation/inputs.py` (`form_schema`), the text of gates in `text/`.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import re
 import traceback
 from typing import Any, cast
 
-from plan_adapter.readable import MAX_NAME_CHARACTERS, cut, one_line, prose, visible
+from plan_adapter.model.readable import MAX_NAME_CHARACTERS, cut, one_line, prose, visible
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_LABEL_CHARACTERS = 1000

@@ -12,14 +12,14 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed, Running
 
-from plan_adapter.approvals import Gate
 from plan_adapter.engine.gate_pause import SERVER_ERRORS, FormLostError, GatePause, notice_text, set_paused
 from plan_adapter.engine.outgoing import state_message
 from plan_adapter.engine.states import INTERRUPTED, WAITING, state_of_run, state_of_step, unattended_state
-from plan_adapter.errors import NoServerError
 from plan_adapter.gates.gate import request_of
-from plan_adapter.record import PlanRun
-from plan_adapter.status import PlanStatus, RunReason, StepStatus
+from plan_adapter.model.approvals import Gate
+from plan_adapter.model.errors import NoServerError
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
 
 _ENDED_MESSAGE = "the run has ended"
 _OPEN_STATES = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)

@@ -11,7 +11,7 @@ from prefect.exceptions import ObjectNotFound
 from pydantic import SecretBytes, SecretStr
 
 from plan_adapter.engine.connection import describe_server_error
-from plan_adapter.secrets import SecretUnavailableError
+from plan_adapter.local.secrets import SecretUnavailableError
 
 
 class SecretBlocks:

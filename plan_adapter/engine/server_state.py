@@ -16,8 +16,8 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plan_adapter.host_process import boot_id, start_of
-from plan_adapter.private_files import check_folder, make_folder, open_file
+from plan_adapter.local.private_files import check_folder, make_folder, open_file
+from plan_adapter.model.host_process import boot_id, start_of
 
 NOLOGIN_SHELLS = ("false", "nologin", "sync", "shutdown", "halt", "git-shell")
 FIRST_UID = 500 if sys.platform == "darwin" else 1000

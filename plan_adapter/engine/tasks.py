@@ -23,13 +23,13 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, Crashed, Running
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from plan_adapter.crash_points import reached
 from plan_adapter.engine.internals import StepTaskRun, missing_prefect_features
 from plan_adapter.engine.outgoing import log_line, log_text, run_name, state_message
 from plan_adapter.engine.states import state_of_call, state_of_carried, state_of_step
-from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.execution.ports import AttemptEnd, StepCall
-from plan_adapter.record import StepRun
+from plan_adapter.local.crash_points import reached
+from plan_adapter.model.errors import ToolDefinitionError, ToolError
+from plan_adapter.model.record import StepRun
 
 
 class PrefectStepRunner:

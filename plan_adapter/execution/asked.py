@@ -3,10 +3,10 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from plan_adapter.approvals import Approval
 from plan_adapter.execution.limits import RunClock
 from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, StepGates, UnknownOutcome
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.model.approvals import Approval
 
 
 class OpenGates:

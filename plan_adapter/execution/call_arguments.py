@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ExpressionError, ToolError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.execution.scope import RunScope, step_logger
 from plan_adapter.expressions import Template, Variables
-from plan_adapter.options import CallKind, Effect
-from plan_adapter.plan import Step
-from plan_adapter.readable import MASK, call_name
-from plan_adapter.record import Attempt, StepRun
+from plan_adapter.model.errors import ExpressionError, ToolError
+from plan_adapter.model.options import CallKind, Effect
+from plan_adapter.model.plan import Step
+from plan_adapter.model.readable import MASK, call_name
+from plan_adapter.model.record import Attempt, StepRun
 from plan_adapter.tools.tool import CommandLog, Tool, ToolContext
 from plan_adapter.validation import ValidatedPlan
 

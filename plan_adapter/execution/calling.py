@@ -11,12 +11,12 @@ from typing import Any, TypeAlias, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ToolError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.printing import keep_prints_redacted, prints_of_call
-from plan_adapter.execution.secrets import keep_logs_redacted
+from plan_adapter.execution.redactor import keep_logs_redacted
 from plan_adapter.execution.worker import call_in_process
-from plan_adapter.options import Isolation
+from plan_adapter.model.errors import ToolError
+from plan_adapter.model.options import Isolation
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.tools.tool import Tool, ToolContext
 

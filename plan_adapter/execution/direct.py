@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from plan_adapter.execution.ports import AttemptEnd, StepCall
-from plan_adapter.record import StepRun
+from plan_adapter.model.record import StepRun
 
 
 class DirectStepRunner:

@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Approval
-from plan_adapter.errors import ToolError
 from plan_adapter.execution.asked import OpenGates, is_unanswered
 from plan_adapter.execution.call_arguments import NO_RETRY, CallTarget, RetryPolicy
 from plan_adapter.execution.items import shown_label
@@ -17,14 +15,15 @@ from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import Call
 from plan_adapter.expressions import Template
-from plan_adapter.goals import Evidence
-from plan_adapter.options import CallKind, Input, Question
-from plan_adapter.plan import Step
-from plan_adapter.record import Attempt, Receipt, StepRun
-from plan_adapter.rounds import evidence_text
-from plan_adapter.status import Outcome, RunReason
-from plan_adapter.tools.goal import goal_tool
-from plan_adapter.tools.question import question_tool
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.errors import ToolError
+from plan_adapter.model.goals import Evidence
+from plan_adapter.model.options import CallKind, Input, Question
+from plan_adapter.model.plan import Step
+from plan_adapter.model.record import Attempt, Receipt, StepRun
+from plan_adapter.model.rounds import evidence_text
+from plan_adapter.model.status import Outcome, RunReason
+from plan_adapter.tools.placeholders import goal_tool, question_tool
 from plan_adapter.tools.tool import Tool, ToolContext
 
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-from plan_adapter import graph
 from plan_adapter.execution.items import Items
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, GatedCall
 from plan_adapter.execution.rollback_status import RollbackReport
 from plan_adapter.execution.rollback_units import rolled_back_items
 from plan_adapter.execution.scope import RunScope, as_value
-from plan_adapter.plan import Step
-from plan_adapter.readable import counted, failure_of
-from plan_adapter.record import GroupItem
-from plan_adapter.status import StepStatus
+from plan_adapter.model import graph
+from plan_adapter.model.plan import Step
+from plan_adapter.model.readable import counted, failure_of
+from plan_adapter.model.record import GroupItem
+from plan_adapter.model.status import StepStatus
 
 
 @dataclass(slots=True)

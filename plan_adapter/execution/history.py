@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal, TypeAlias, get_args
 
-from plan_adapter import graph
-from plan_adapter.errors import RunConflictError
-from plan_adapter.options import CallKind
-from plan_adapter.problems import did_you_mean
-from plan_adapter.record import Attempt, Receipt, StepEnd
-from plan_adapter.status import Outcome
+from plan_adapter.model import graph
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.options import CallKind
+from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.record import Attempt, Receipt, StepEnd
+from plan_adapter.model.status import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd
 from plan_adapter.execution.rollback_units import is_complete, rolled_back_items, units_to_roll_back
 from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.expressions import Declarations, Template, Variables, compile_template
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.readable import one_line
-from plan_adapter.record import GroupItem, PlanRun
-from plan_adapter.status import StepStatus
+from plan_adapter.model.errors import ExpressionError
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.readable import one_line
+from plan_adapter.model.record import GroupItem, PlanRun
+from plan_adapter.model.status import StepStatus
 from plan_adapter.validation.sub_plans import fill_inputs
 
 MAX_LABEL_CHARACTERS = 40

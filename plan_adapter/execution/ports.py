@@ -7,11 +7,11 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Approval, Resolution
-from plan_adapter.options import Effect
-from plan_adapter.plan import Step
-from plan_adapter.record import Attempt, GroupItem, PlanRun, StepRun
-from plan_adapter.status import RunReason
+from plan_adapter.model.approvals import Approval, Resolution
+from plan_adapter.model.options import Effect
+from plan_adapter.model.plan import Step
+from plan_adapter.model.record import Attempt, GroupItem, PlanRun, StepRun
+from plan_adapter.model.status import RunReason
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ToolError, error_text
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, prepare_call
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.model.errors import ToolError, error_text
 from plan_adapter.tools.tool import Tool, ToolContext
 
 log = logging.getLogger(__name__)

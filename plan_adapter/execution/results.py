@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import StoreError
-from plan_adapter.private_files import make_folder
-from plan_adapter.tools.folders import write_below
+from plan_adapter.local.private_files import make_folder
+from plan_adapter.model.errors import StoreError
+from plan_adapter.tools.files import write_below
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,6 @@ from functools import partial
 
 from pydantic import JsonValue
 
-from plan_adapter import graph
-from plan_adapter.commands import MAX_NAMES, resolve_command, resume_command, rollback_command, unit_names
-from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.asked import OpenGates
 from plan_adapter.execution.call_arguments import NO_RETRY, CallTarget
 from plan_adapter.execution.cancellation import Stop
@@ -26,11 +23,14 @@ from plan_adapter.execution.rollback_units import FailedUnit, by_node, rollback_
 from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
-from plan_adapter.options import CallKind
-from plan_adapter.plan import Step
-from plan_adapter.readable import call_name, listed
-from plan_adapter.record import Attempt, Receipt, StepRun
-from plan_adapter.status import Outcome, StepStatus
+from plan_adapter.model import graph
+from plan_adapter.model.errors import ExpressionError
+from plan_adapter.model.options import CallKind
+from plan_adapter.model.plan import Step
+from plan_adapter.model.readable import call_name, listed
+from plan_adapter.model.record import Attempt, Receipt, StepRun
+from plan_adapter.model.status import Outcome, StepStatus
+from plan_adapter.text.commands import MAX_NAMES, resolve_command, resume_command, rollback_command, unit_names
 
 SHOWN_CHARACTERS = 300
 """How much of an error the status message shows. The receipt keeps all of it."""

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plan_adapter.commands import MAX_NAMES, resolve_command, resume_command, rollback_command, unit_names
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.rollback_units import units_left_alone
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import call_name, listed
-from plan_adapter.record import PlanRun, RollbackStatus
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.readable import call_name, listed
+from plan_adapter.model.record import PlanRun, RollbackStatus
+from plan_adapter.text.commands import MAX_NAMES, resolve_command, resume_command, rollback_command, unit_names
 
 OUTCOME_UNKNOWN = "its outcome is unknown"
 """Why a write failed if a person aborted the run without resolving its outcome."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from plan_adapter.execution.history import RunHistory, Unit
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.record import Receipt
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.record import Receipt
 from plan_adapter.validation import ValidatedPlan
 
 

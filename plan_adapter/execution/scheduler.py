@@ -7,8 +7,6 @@ from functools import partial
 
 from pydantic import JsonValue
 
-from plan_adapter import graph
-from plan_adapter.errors import ExpressionError, error_text
 from plan_adapter.execution.asked import OpenGates, is_unanswered
 from plan_adapter.execution.goal_calls import GoalCalls, GoalEndedError
 from plan_adapter.execution.goals import Pursuit
@@ -19,15 +17,17 @@ from plan_adapter.execution.limits import RunClock
 from plan_adapter.execution.ports import BEGUN_EARLIER, AttemptEnd, GateRefusal, StepGates, StepRunner, UnknownOutcome
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
+from plan_adapter.execution.run_status import NOT_APPROVED
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.sub_plans import SubPlanRun, end_of_sub_plan, outputs_of, sub_plan_inputs, was_refused
 from plan_adapter.execution.task_set import TaskSet
-from plan_adapter.plan import Step, flattened
-from plan_adapter.readable import counted
-from plan_adapter.record import Attempt, StepRun
-from plan_adapter.status import Outcome, StepStatus
+from plan_adapter.model import graph
+from plan_adapter.model.errors import ExpressionError, error_text
+from plan_adapter.model.plan import Step, flattened
+from plan_adapter.model.readable import counted
+from plan_adapter.model.record import Attempt, StepRun
+from plan_adapter.model.status import Outcome, StepStatus
 
 
 async def execute(scope: RunScope, run_step: StepRunner, *, is_finally: bool = False) -> None:

@@ -8,24 +8,24 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from plan_adapter.canonical import call_digest
 from plan_adapter.execution.cancellation import LeaveSignal, Stop
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.limits import InnerSlots, RunClock, Slots
 from plan_adapter.execution.ports import Cluster, GatedCall, GateRefusal, Outcomes, StepGates
 from plan_adapter.execution.printing import prints_of_call
+from plan_adapter.execution.redactor import RunSecrets, redact
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.rollback_status import RollbackReport
-from plan_adapter.execution.secrets import RunSecrets, redact
 from plan_adapter.expressions import Variables
 from plan_adapter.gates.approval import ApprovedPlan
-from plan_adapter.goals import GoalModel
-from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, notify
-from plan_adapter.options import strongest
-from plan_adapter.plan import Step
-from plan_adapter.readable import call_name
-from plan_adapter.record import PlanRun, Recorder, StepRun
-from plan_adapter.status import StepStatus
+from plan_adapter.model.canonical import call_digest
+from plan_adapter.model.goals import GoalModel
+from plan_adapter.model.hooks import Event, EventKind, Hooks, Listener, call_hook, notify
+from plan_adapter.model.options import strongest
+from plan_adapter.model.plan import Step
+from plan_adapter.model.readable import call_name
+from plan_adapter.model.record import PlanRun, Recorder, StepRun
+from plan_adapter.model.status import StepStatus
 
 
 class Publish(Protocol):

@@ -7,10 +7,6 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Approval
-from plan_adapter.canonical import call_digest
-from plan_adapter.crash_points import reached
-from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError, error_text
 from plan_adapter.execution.call_arguments import CallArguments, CallTarget
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, ToolCoroutine, ask_probe, complete, prepare_call
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
@@ -19,17 +15,20 @@ from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.worker import call_on_cluster
 from plan_adapter.expressions import Template, Variables
-from plan_adapter.gates.call_text import call_summary
-from plan_adapter.host_process import HostProcess
-from plan_adapter.options import Effect, Isolation
-from plan_adapter.plan import Step, new_id
-from plan_adapter.readable import call_name
-from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
-from plan_adapter.secrets import SecretUnavailableError
-from plan_adapter.status import Outcome
+from plan_adapter.local.crash_points import reached
+from plan_adapter.local.secrets import SecretUnavailableError
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.canonical import call_digest
+from plan_adapter.model.errors import NotApprovedError, ToolError, UnknownOutcomeError, error_text
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.options import Effect, Isolation
+from plan_adapter.model.plan import Step, new_id
+from plan_adapter.model.readable import call_name
+from plan_adapter.model.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.model.status import Outcome
+from plan_adapter.text.call_text import call_summary
 from plan_adapter.tools.probing import Done, NotDone
-from plan_adapter.tools.source import code_digest
-from plan_adapter.tools.tool import Tool, ToolContext, as_json
+from plan_adapter.tools.tool import Tool, ToolContext, as_json, code_digest
 
 
 def why_not_met(done_when: Template, variables: Variables) -> str | None:

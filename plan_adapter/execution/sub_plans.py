@@ -6,15 +6,15 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, AttemptOutcome
+from plan_adapter.execution.run_status import NOT_APPROVED
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.expressions import Template
-from plan_adapter.plan import Step
-from plan_adapter.readable import failure_of
-from plan_adapter.record import StepRun
-from plan_adapter.status import Outcome, StepStatus
+from plan_adapter.model.errors import ExpressionError
+from plan_adapter.model.plan import Step
+from plan_adapter.model.readable import failure_of
+from plan_adapter.model.record import StepRun
+from plan_adapter.model.status import Outcome, StepStatus
 from plan_adapter.validation.sub_plans import fill_inputs
 
 

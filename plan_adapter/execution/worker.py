@@ -16,10 +16,10 @@ import anyio.to_process
 from anyio.abc import Process
 from pydantic import JsonValue
 
-from plan_adapter.credentials import environment_without_credentials
-from plan_adapter.errors import ToolDefinitionError, ToolError, UnknownOutcomeError, error_message
 from plan_adapter.execution.ports import Cluster
 from plan_adapter.execution.printing import capture_all_prints, prints_of_call
+from plan_adapter.local.credentials import environment_without_credentials
+from plan_adapter.model.errors import ToolDefinitionError, ToolError, UnknownOutcomeError, error_message
 from plan_adapter.tools.registry import import_tool
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
 

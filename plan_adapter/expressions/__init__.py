@@ -3,9 +3,8 @@
 from plan_adapter.expressions.cel import matches
 from plan_adapter.expressions.declarations import INPUT_NAME, SECRET_NAME, Declarations, Expected
 from plan_adapter.expressions.expression import Expression, Variables
-from plan_adapter.expressions.prediction import Prediction
-from plan_adapter.expressions.references import has_expression, inputs_in
-from plan_adapter.expressions.template import Template, compile_template
+from plan_adapter.expressions.references import has_expression, inputs_in, sources_of
+from plan_adapter.expressions.template import Prediction, Template, compile_template
 
 __all__ = [
     "INPUT_NAME",
@@ -20,4 +19,5 @@ __all__ = [
     "has_expression",
     "inputs_in",
     "matches",
+    "sources_of",
 ]

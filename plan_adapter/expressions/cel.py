@@ -6,9 +6,9 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import bounded
 from plan_adapter.expressions.references import shorten
+from plan_adapter.model.errors import ExpressionError
 
 if TYPE_CHECKING:
     from cel_expr_python import cel  # pyright: ignore[reportMissingTypeStubs]  # its stubs are beside it, without py.typed

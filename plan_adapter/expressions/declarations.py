@@ -7,7 +7,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from plan_adapter.expressions.references import Path, format_path
 from plan_adapter.expressions.shape import ANYTHING, NoMemberError, Shape, list_of, shape_of_type
-from plan_adapter.problems import did_you_mean
+from plan_adapter.model.problems import did_you_mean
 
 Expected: TypeAlias = Literal["bool", "list"]
 

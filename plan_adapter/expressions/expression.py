@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import cel
 from plan_adapter.expressions.declarations import NAME_HINTS, Declarations, RefusedError, check_members, shape_of
 from plan_adapter.expressions.references import (
@@ -32,6 +31,7 @@ from plan_adapter.expressions.references import (
     whole_path,
 )
 from plan_adapter.expressions.shape import Shape, shape_of_kind
+from plan_adapter.model.errors import ExpressionError
 
 
 @dataclass(frozen=True, slots=True)

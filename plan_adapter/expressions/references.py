@@ -123,6 +123,11 @@ def inputs_in(text: str) -> list[str]:
     return [*dict.fromkeys(str(path[1]) for path in paths if path[0] == "inputs" and len(path) > 1)]
 
 
+def sources_of(*texts: str) -> list[str]:
+    """Return the inputs in the expressions of `texts`, each once, as `inputs.name`."""
+    return [f"inputs.{name}" for name in dict.fromkeys(name for text in texts for name in inputs_in(text))]
+
+
 def read_path(code: str, start: int) -> Reference:
     """Return the reference that begins at `start`, as long as it can be read without evaluating anything."""
     match = _LONGEST.match(code, start)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, GatePolicy
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.policy import EffectivePolicy, intersect
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import ExecutionPlan, Step, new_id
-from plan_adapter.readable import one_line
-from plan_adapter.record import AUTHOR
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, GatePolicy
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import ExecutionPlan, Step, new_id
+from plan_adapter.model.readable import one_line
+from plan_adapter.model.record import AUTHOR
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 from plan_adapter.validation.inputs import read_values

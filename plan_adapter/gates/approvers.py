@@ -8,9 +8,9 @@ from typing import TypeAlias, cast, get_args
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Approval, ApprovalRequest, Decision
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Approver, answer_to
+from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision
+from plan_adapter.model.errors import NotApprovedError
 
 CallbackAnswer: TypeAlias = Decision | bool | tuple[Decision, str] | Approval | Mapping[str, JsonValue]
 """An answer from a function.

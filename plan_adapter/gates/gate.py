@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from plan_adapter.approvals import ANSWERED, Answer, Approval, ApprovalRequest, Gate, GateKind, GatePolicy
 from plan_adapter.gates.approval import PendingGate
-from plan_adapter.options import CallKind, Input
-from plan_adapter.plan import new_id
-from plan_adapter.readable import duration
-from plan_adapter.record import PlanRun, Receipt
+from plan_adapter.model.approvals import ANSWERED, Answer, Approval, ApprovalRequest, Gate, GateKind, GatePolicy
+from plan_adapter.model.options import CallKind, Input
+from plan_adapter.model.plan import new_id
+from plan_adapter.model.readable import duration
+from plan_adapter.model.record import PlanRun, Receipt
 
 GateEventKind = Literal["opened", "answered", "expired", "reminder"]
 

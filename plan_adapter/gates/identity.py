@@ -5,14 +5,14 @@ from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import answer_to, approval_text_to_sign, decision_of, os_user, read_answer, refusal, text_to_sign
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.gates.totp import CodeStore, check_code
-from plan_adapter.record import AUTHOR
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.record import AUTHOR
 
 _CHECKED = object()
 

@@ -9,12 +9,12 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from plan_adapter.documents import read_located
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.options import EFFECTS, Effect, KnownBy
-from plan_adapter.problems import Problem, did_you_mean
-from plan_adapter.readable import visible
-from plan_adapter.settings import Settings
-from plan_adapter.values import join
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.options import EFFECTS, Effect, KnownBy
+from plan_adapter.model.problems import Problem, did_you_mean
+from plan_adapter.model.readable import visible
+from plan_adapter.model.values import join
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.policy import STORES_SIGNERS, EffectivePolicy
-from plan_adapter.readable import one_line
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.readable import one_line
 
 NAMESPACE = "prefect-plan-adapter"
 """The purpose of a signature. One made for git or files is not accepted here, and ours are not accepted there."""

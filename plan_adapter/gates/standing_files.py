@@ -11,16 +11,16 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import StandingApproval
-from plan_adapter.canonical import canonical_json
 from plan_adapter.documents.nodes import Node, UnreadableError
-from plan_adapter.errors import InvalidPlanError, NotApprovedError
+from plan_adapter.gates.coverage import find_standing_problems
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import MAX_SIGNATURE_CHARACTERS, allowed_signers, sign, verify_signature
-from plan_adapter.gates.standing import find_standing_problems
-from plan_adapter.problems import Problem, did_you_mean
-from plan_adapter.readable import one_line
-from plan_adapter.values import find_bad_values, join
+from plan_adapter.model.approvals import StandingApproval
+from plan_adapter.model.canonical import canonical_json
+from plan_adapter.model.errors import InvalidPlanError, NotApprovedError
+from plan_adapter.model.problems import Problem, did_you_mean
+from plan_adapter.model.readable import one_line
+from plan_adapter.model.values import find_bad_values, join
 
 MAX_BYTES = 256 * 1024
 SUFFIX = ".approval.yaml"

@@ -7,14 +7,13 @@ from typing import TypeAlias, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Resolution
-from plan_adapter.commands import answer_command, show_command
 from plan_adapter.gates.approval import answer_to, os_user, refusal
-from plan_adapter.gates.conversation import Conversation
-from plan_adapter.gates.fields import ask_fields
+from plan_adapter.gates.conversation import Conversation, ask_fields
 from plan_adapter.gates.identity import identity_of_account
-from plan_adapter.gates.text import IRREVERSIBLE, without_picture
-from plan_adapter.readable import call_name, moment, one_line, visible
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Resolution
+from plan_adapter.model.readable import call_name, moment, one_line, visible
+from plan_adapter.text.commands import answer_command, show_command
+from plan_adapter.text.gate_text import IRREVERSIBLE, without_picture
 
 SHOWN_LINES = 50
 DIGESTS = "\n### Digests\n"

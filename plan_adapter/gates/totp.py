@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 from pyotp import random_base32
 from pyotp.totp import TOTP
 
-from plan_adapter.errors import NotApprovedError
-from plan_adapter.readable import duration, one_line
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.readable import duration, one_line
 
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet

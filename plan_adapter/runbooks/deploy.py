@@ -7,15 +7,14 @@ from importlib.metadata import packages_distributions, version
 from pydantic import JsonValue
 
 from plan_adapter.engine.deployments import DeploymentOptions, RunbookDeployment
-from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import gate_policy_of, requires_approval
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.problems import Problem
-from plan_adapter.readable import code, listed, prose, safe_name, words
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.readable import code, listed, prose, safe_name, words
 from plan_adapter.validation import ValidatedPlan
-from plan_adapter.validation.input_schema import form_schema
-from plan_adapter.validation.inputs import read_values
+from plan_adapter.validation.inputs import form_schema, read_values
 
 ENTRYPOINT = "plan_adapter.deployed.plan_"
 """The beginning of the entrypoint of every deployed runbook; the digest of the plan follows."""

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias, cast
 from pydantic import JsonValue
 
 from plan_adapter.expressions.references import Code, Path, UnclosedError, replace_strings, split_expressions
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.readable import MASK, is_secret_name, redacted
-from plan_adapter.status import StepStatus
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.readable import MASK, is_secret_name, redacted
+from plan_adapter.model.status import StepStatus
+from plan_adapter.model.values import join
 from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.values import join
 
 VARYING_KEYS = frozenset(
     re.findall(

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
+from plan_adapter.documents.history import written_secrets
 from plan_adapter.expressions.references import UnclosedError, has_expression, split_expressions
-from plan_adapter.options import Input, InputType
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.plan_import import written_secrets
-from plan_adapter.readable import as_text, counted, one_line
+from plan_adapter.model.options import Input, InputType
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.readable import as_text, counted, one_line
 from plan_adapter.runbooks.literals import InputReplacement, Literal, find_varying, last_word, literals_of, put_at, value_at
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate

@@ -6,9 +6,6 @@ from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate
-from plan_adapter.commands import open_form_notice
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import gate_policy_of, refusal, with_current_policy
 from plan_adapter.gates.identity import (
     Identity,
@@ -20,12 +17,15 @@ from plan_adapter.gates.identity import (
     verify_answer,
 )
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun, Receipt
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun, Receipt
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.redaction import without_secrets
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.commands import open_form_notice
 
 
 async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings) -> str | None:

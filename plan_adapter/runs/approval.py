@@ -5,8 +5,6 @@ from collections.abc import Collection
 from dataclasses import fields, replace
 from typing import Protocol, assert_never, runtime_checkable
 
-from plan_adapter.approvals import Approval, Gate, GatePolicy
-from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import (
     ApprovedPlan,
     approval_not_required,
@@ -19,22 +17,24 @@ from plan_adapter.gates.approval import (
 )
 from plan_adapter.gates.gate import expiry_message, new_gate
 from plan_adapter.gates.identity import identity_of_given, recorded_identity
-from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import one_line
-from plan_adapter.record import PlanRun, RunContext
+from plan_adapter.local.secrets import SecretChain
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Approval, Gate, GatePolicy
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.readable import one_line
+from plan_adapter.model.record import PlanRun, RunContext
+from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.runs.answers import earlier_answer_notices, why_stale
 from plan_adapter.runs.folders import folder_text, in_folder, move_text
 from plan_adapter.runs.keeper import GateKeeper
-from plan_adapter.runs.secrets import missing_secret_notices
+from plan_adapter.runs.secret_lookup import missing_secret_notices
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.standing import use_standing_approval
 from plan_adapter.runs.tool_drift import code_notices, tool_drift_lines, version_to_compare
-from plan_adapter.secrets import SecretChain
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.plan_text import plan_gate_text
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
 MAX_PENDING = 200
@@ -353,7 +353,7 @@ async def _origin_lines(run: PlanRun, earlier: list[str], store: PlanStore) -> l
     found = await store.drafts.of_plans([run.digest, *reversed(earlier)], tenant_id=run.tenant_id)
     if found is None:
         return []
-    from plan_adapter.draft_text import origin_lines  # only runs of drafted plans load this
+    from plan_adapter.text.draft_text import origin_lines  # only runs of drafted plans load this
 
     return origin_lines(found[1], is_as_drafted=found[0] == run.digest)
 

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Collection
 from contextlib import suppress
 
-from plan_adapter.errors import NoServerError, RunConflictError
-from plan_adapter.record import PlanRun
+from plan_adapter.model.errors import NoServerError, RunConflictError
+from plan_adapter.model.record import PlanRun
 from plan_adapter.store.store import PlanStore
 
 log = logging.getLogger(__name__)

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
-from plan_adapter.crash_points import reached
-from plan_adapter.errors import ExpressionError, LeaseLostError, StoreError
 from plan_adapter.execution.cancellation import Stop, watch
 from plan_adapter.execution.printing import redacted_prints
+from plan_adapter.execution.redactor import redacted_logs
 from plan_adapter.execution.rollback import Rollback
+from plan_adapter.execution.run_status import Ending, ending_of, with_finally_steps
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.secrets import redacted_logs
-from plan_adapter.execution.status import Ending, ending_of, with_finally_steps
-from plan_adapter.record import PlanRun, StepRun
-from plan_adapter.status import PlanStatus, RunReason
+from plan_adapter.local.crash_points import reached
+from plan_adapter.model.errors import ExpressionError, LeaseLostError, StoreError
+from plan_adapter.model.record import PlanRun, StepRun
+from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 
 log = logging.getLogger(__name__)

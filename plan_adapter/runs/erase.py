@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import StoreError
-from plan_adapter.record import PlanRun
-from plan_adapter.runs.permissions import require_operator
-from plan_adapter.settings import Settings
-from plan_adapter.store.erasing import Erasure, file_digest, file_text
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.record import PlanRun
+from plan_adapter.runs.session import require_operator
+from plan_adapter.store.proof.erasing import Erasure, file_digest, file_text
 from plan_adapter.store.store import PlanStore
-from plan_adapter.tools.folders import write_below
+from plan_adapter.tools.files import write_below
 
 STAGED = ".erased"
 """The suffix of a new result file until the record names its digest."""

@@ -5,12 +5,12 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from plan_adapter.canonical import approval_digest
-from plan_adapter.commands import resume_command_after_gate, rollback_command
-from plan_adapter.errors import NotApprovedError
-from plan_adapter.readable import one_line
-from plan_adapter.record import PlanRun, RunFolder
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.canonical import approval_digest
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.readable import one_line
+from plan_adapter.model.record import PlanRun, RunFolder
+from plan_adapter.text.commands import resume_command_after_gate, rollback_command
 from plan_adapter.validation import BoundPlan
 
 NO_INODE = "-"

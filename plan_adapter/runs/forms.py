@@ -3,17 +3,16 @@
 import asyncio
 import logging
 
-from plan_adapter.approvals import Approval, Gate
-from plan_adapter.engine.connection import Server, current_server
+from plan_adapter.engine.connection import Server, current_server, demands_authentication
 from plan_adapter.engine.gate import GateCancelledError, show_gate_form
 from plan_adapter.engine.gate_display import emit_gate_event, publish_text
 from plan_adapter.engine.gate_forms import collect_answer, resume_released
 from plan_adapter.engine.gate_pause import leave_form
-from plan_adapter.engine.server_auth import demands_authentication
-from plan_adapter.errors import NoServerError
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.gates.gate import GateEventKind, GateForms
-from plan_adapter.record import PlanRun
+from plan_adapter.model.approvals import Approval, Gate
+from plan_adapter.model.errors import NoServerError
+from plan_adapter.model.record import PlanRun
 from plan_adapter.runs.approval import end_expired
 from plan_adapter.store.store import PlanStore
 

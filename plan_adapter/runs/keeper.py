@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from plan_adapter.approvals import Answer, Approval, Gate
-from plan_adapter.crash_points import reached
-from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import first_reason
 from plan_adapter.gates.approval import Approver, read_answer, refusal
 from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, request_of
-from plan_adapter.hooks import Event, Listener, call_hook, notify
-from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.local.crash_points import reached
+from plan_adapter.model.approvals import Answer, Approval, Gate
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.hooks import Event, Listener, call_hook, notify
+from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.runs.answers import GateAnswers
 from plan_adapter.runs.session import RunRequest, RunSession
 from plan_adapter.store.redaction import without_secrets

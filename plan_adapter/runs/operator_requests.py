@@ -3,20 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from plan_adapter.approvals import ApprovalRequest, GatePolicy, OperatorRequestKind
-from plan_adapter.commands import resume_command, rollback_command
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices, skipped_by
 from plan_adapter.gates.approval import gate_policy_of, refusal, strictest
 from plan_adapter.gates.identity import Identity, identity_of_account
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun
-from plan_adapter.runs.permissions import proof_options
-from plan_adapter.runs.session import Requester, RunRequest
-from plan_adapter.status import StepStatus
-from plan_adapter.store.columns import escape_unstorable
+from plan_adapter.model.approvals import ApprovalRequest, GatePolicy, OperatorRequestKind
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import StepStatus
+from plan_adapter.runs.session import Requester, RunRequest, proof_options
+from plan_adapter.store.database.columns import escape_unstorable
 from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.commands import resume_command, rollback_command
 from plan_adapter.validation import ValidatedPlan
 
 _REFUSED: dict[OperatorRequestKind, str] = {

@@ -7,11 +7,11 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from plan_adapter.errors import NotApprovedError, StoreError
 from plan_adapter.gates.approval import refuse_operation, refuse_prune
 from plan_adapter.gates.signatures import allowed_signers, sign, verify_signature
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError, StoreError
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.store.retention import BATCH, OldRun
 from plan_adapter.store.store import PlanStore
 

@@ -6,21 +6,28 @@ from datetime import timedelta
 from functools import partial
 from typing import Literal, assert_never
 
-from plan_adapter.approvals import Approval, Gate
-from plan_adapter.commands import MAX_NAMES, resolve_command, resume_command, resume_command_after_gate, rollback_command, rollback_hint
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.rollback_status import aborted_steps, after_abort, after_aborted_rollback
 from plan_adapter.execution.rollback_units import is_rolled_back, units_to_roll_back
 from plan_adapter.gates.approval import gate_policy_of
 from plan_adapter.gates.gate import new_gate
-from plan_adapter.readable import call_in_words, call_name, listed, one_line
-from plan_adapter.record import PlanRun
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Approval, Gate
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.readable import call_in_words, call_name, listed, one_line
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.runs.approval import end_expired, end_rejected
 from plan_adapter.runs.cancel import apply_cancellations
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.outcomes import outcome_digest
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.commands import (
+    MAX_NAMES,
+    resolve_command,
+    resume_command,
+    resume_command_after_gate,
+    rollback_command,
+    rollback_hint,
+)
 
 
 @dataclass(frozen=True, slots=True)

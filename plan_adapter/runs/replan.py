@@ -7,24 +7,24 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from plan_adapter.commands import resolve_command, unit_names
-from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun
-from plan_adapter.runs.secrets import model_redactor
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus
+from plan_adapter.runs.secret_lookup import model_redactor
 from plan_adapter.runs.session import RunRequest
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.commands import resolve_command, unit_names
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan
 
 if TYPE_CHECKING:
     from plan_adapter.agent.model import Model
     from plan_adapter.agent.planner import Asker, Budget
-    from plan_adapter.drafts import Draft, ModelCall
+    from plan_adapter.model.drafts import Draft, ModelCall
 
 MAX_REPLANS = 2
 """How many times a run is replanned automatically."""
@@ -54,7 +54,7 @@ class Replanner:
         # A run that is not replanned starts without the code that drafts.
         from plan_adapter.agent.planner import Planner
         from plan_adapter.agent.replan import RemainingPlan, replan_context
-        from plan_adapter.drafts import PlanRequest
+        from plan_adapter.model.drafts import PlanRequest
 
         remaining = RemainingPlan.of(validated, history)
         names = {str(definition["name"]) for definition in validated.definitions}

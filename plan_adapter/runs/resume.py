@@ -5,31 +5,37 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from plan_adapter.commands import answer_command, resolve_command, rollback_command, unit_names
 from plan_adapter.engine.connection import use_server
-from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import ResumeOptions, RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
 from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.gates.approval import approved_plan, refuse_operation
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun, StartedCommand
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun, StartedCommand
+from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.runs.approval import end_overdue, is_answered, missing_approval_error, open_detached_gate, refuse_approver
 from plan_adapter.runs.cancel import apply_cancellation, is_cancelled
-from plan_adapter.runs.clusters import refuse_without_dask
 from plan_adapter.runs.folders import in_folder, move_target, refuse_elsewhere, refuse_rollback_elsewhere
-from plan_adapter.runs.goals import refuse_without_model
 from plan_adapter.runs.operator_requests import choices_of, with_operator_requests
-from plan_adapter.runs.permissions import require_resume_operator
 from plan_adapter.runs.replan import tools_of_plan
+from plan_adapter.runs.resolve import refuse_running_commands
 from plan_adapter.runs.rollback import refuse_unknown_outcome_to_roll_back, roll_back, with_approved_rollbacks
-from plan_adapter.runs.secrets import refuse_missing_secrets
-from plan_adapter.runs.session import RunRequest, RunSession, look_up_secrets_on, opened_store, server_of
+from plan_adapter.runs.secret_lookup import refuse_missing_secrets
+from plan_adapter.runs.session import (
+    RunRequest,
+    RunSession,
+    look_up_secrets_on,
+    opened_store,
+    refuse_without_dask,
+    refuse_without_model,
+    require_resume_operator,
+    server_of,
+)
 from plan_adapter.runs.start import RunAction, create_run, execute_run, execute_session, prefect_backend
-from plan_adapter.runs.started_commands import refuse_running_commands
 from plan_adapter.runs.tool_drift import adopt_tools, bind_recorded_plan, has_same_plan_and_inputs, refuse_changed_tools
-from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.commands import answer_command, resolve_command, rollback_command, unit_names
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs
 

@@ -3,35 +3,33 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from plan_adapter.approvals import Approval
-from plan_adapter.commands import resolve_command, rollback_command
-from plan_adapter.errors import ExpressionError, NotApprovedError, RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import Cluster
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.rollback_units import is_rolled_back, units_to_roll_back
+from plan_adapter.execution.run_status import Ending, ended_status, with_finally_steps
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import Ending, ended_status, with_finally_steps
 from plan_adapter.execution.sub_plans import sub_plan_inputs
 from plan_adapter.gates.approval import approved_plan
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import ExecutionPlan, flattened
-from plan_adapter.record import PlanRun
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.errors import ExpressionError, NotApprovedError, RunConflictError
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import ExecutionPlan, flattened
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.runs.approval import is_plan_answer
-from plan_adapter.runs.clusters import cluster_of
 from plan_adapter.runs.ending import end_run, finally_steps_of
 from plan_adapter.runs.folders import refuse_rollback_elsewhere
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.operator_requests import record_operator_request
-from plan_adapter.runs.permissions import require_operator
-from plan_adapter.runs.session import RunRequest, RunSession, server_of
+from plan_adapter.runs.resolve import refuse_running_commands
+from plan_adapter.runs.session import RunRequest, RunSession, cluster_of, require_operator, server_of
 from plan_adapter.runs.start import enable_outcome_gates, execute_finally_steps, execute_rollback, execute_session, scope_of
-from plan_adapter.runs.started_commands import refuse_running_commands
 from plan_adapter.runs.tool_drift import bind_recorded_plan, describe_tool_changes, find_changed_tools
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.commands import resolve_command, rollback_command
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan
 

@@ -2,30 +2,37 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from plan_adapter.approvals import Approval, ApprovalRequest
+from plan_adapter.agent.configured import NO_MODEL, model_of
 from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.engine.dask import INSTALL_DASK, dask_cluster, has_dask
 from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.ports import StepRunner
+from plan_adapter.execution.ports import Cluster, StepRunner
 from plan_adapter.execution.scope import Publish
-from plan_adapter.gates.approval import Approver, os_user
+from plan_adapter.gates.approval import Approver, Operation, gate_policy_of, os_user, refusal, refuse_operation
 from plan_adapter.gates.gate import GateForms
-from plan_adapter.gates.identity import Identity
-from plan_adapter.goals import GoalModel
-from plan_adapter.hooks import Hooks, Listener
-from plan_adapter.record import PlanRun, RunContext
-from plan_adapter.secrets import SecretChain
-from plan_adapter.settings import Settings
+from plan_adapter.gates.identity import Identity, identity_of_name
+from plan_adapter.local.secrets import SecretChain
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, GatePolicy
+from plan_adapter.model.errors import InvalidPlanError, NotApprovedError
+from plan_adapter.model.goals import GoalModel
+from plan_adapter.model.hooks import Hooks, Listener
+from plan_adapter.model.options import KnownBy
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun, RunContext
+from plan_adapter.runs.secret_lookup import model_redactor
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.validation import BoundPlan
+from plan_adapter.validation import BoundPlan, ValidatedPlan
+from plan_adapter.validation.findings import Findings
 
 
 class Requester(Protocol):
@@ -136,3 +143,111 @@ async def opened_store(store: PlanStore | None, settings: Settings) -> AsyncGene
         return
     async with PlanStore(settings.store_url) as opened:
         yield opened
+
+
+def refuse_without_dask(validated: ValidatedPlan, *, done: Collection[str] = ()) -> None:
+    """Raise InvalidPlanError if steps run on Dask, which is not installed here. `done` are the steps that a resume does not call."""
+    if has_dask():
+        return
+    findings, on_dask = Findings(), {*validated.steps_on_dask}.difference(done)
+    for at, step in validated.plan.places.items():
+        if step.id in on_dask:
+            findings.add("no-dask", f"{at}.runner", "the step runs on Dask, which is not installed here", INSTALL_DASK)
+    if problems := findings.sorted(validated.plan):
+        raise InvalidPlanError(problems)
+
+
+def cluster_of(validated: ValidatedPlan, settings: Settings) -> AbstractAsyncContextManager[Cluster | None]:
+    """Return the cluster of one start of a run, or None if no step uses it. It is opened at the first call, and closed with the block."""
+    if not validated.steps_on_dask:
+        return nullcontext()
+    return dask_cluster(settings.dask_address, processes=validated.plan.options.parallel_limit)
+
+
+def refuse_without_model(validated: ValidatedPlan, run_request: RunRequest, *, done: Collection[str] = ()) -> None:
+    """Raise InvalidPlanError if the plan has goals and no model is configured here. `done` are the steps that a resume does not call."""
+    if run_request.goal_model is not None or run_request.settings.model:
+        return
+    findings = Findings()
+    for at, step in validated.plan.places.items():
+        if step.goal is not None and step.id not in done:
+            findings.add("no-model", f"{at}.goal", "a model has to pursue the goal", NO_MODEL)
+    if problems := findings.sorted(validated.plan):
+        raise InvalidPlanError(problems)
+
+
+@asynccontextmanager
+async def goal_model_of(validated: ValidatedPlan, run_request: RunRequest) -> AsyncGenerator[GoalModel | None]:
+    """Yield the model that pursues the goals of a run: that of the request, else that of the settings. None without goals or a model.
+
+    Raises ModelError if the settings do not say how to reach it.
+    """
+    settings = run_request.settings
+    if not validated.goal_tools or run_request.goal_model is not None or not settings.model:
+        yield run_request.goal_model
+        return
+    from plan_adapter.agent.goal_model import PromptedGoalModel  # a run without goals starts without it
+
+    model = model_of(settings)
+    try:
+        redactor = await model_redactor(settings, validated.secrets)
+        tools = ToolRegistry(validated.used_tools.values())
+        yield PromptedGoalModel(
+            model,
+            tools,
+            redactor=redactor,
+            answer_tokens=settings.draft_answer_tokens,
+            effort=settings.goal_effort,
+            temperature=settings.goal_temperature,
+        )
+    finally:
+        await model.aclose()
+
+
+async def require_operator(
+    plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings, *, by: str, operation: Operation
+) -> None:
+    """Raise NotApprovedError if `by` is not allowed to perform `operation` on `run`. The refusal is written to the audit log."""
+    try:
+        refuse_operation(plan, await store.policy.effective(settings), by=by, operation=operation)
+    except NotApprovedError as error:
+        await store.ledger.record_refusal(run.id, str(error), by=by)
+        raise
+
+
+async def require_approver(
+    plan: ExecutionPlan,
+    run: PlanRun,
+    store: PlanStore,
+    settings: Settings,
+    *,
+    identity: Identity,
+    decision: Decision,
+    step_id: str,
+    doing: str,
+) -> None:
+    """Raise NotApprovedError if `identity` is not allowed to answer about a step of `plan`. The refusal is written to the audit log.
+
+    `doing` begins the error message.
+    """
+    gate_policy = gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or "", step_id=step_id)
+    if (why := refusal(gate_policy, identity, decision=decision)) is not None:
+        await store.ledger.record_refusal(run.id, f"{doing}: {why}", by=identity.by, known_by=identity.known_by)
+        raise NotApprovedError(f"{doing}: {why}")
+
+
+async def require_resume_operator(run: PlanRun, plan: ExecutionPlan, store: PlanStore, run_request: RunRequest) -> None:
+    """Raise NotApprovedError if the caller is not allowed to resume `run`. The refusal is written to the audit log."""
+    await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="resume")
+
+
+def proof_options(gate_policy: GatePolicy, command: str, *, by: str, decision: Decision) -> str:
+    """Return which options would make `command` acceptable, as the end of an error message; empty if no option would."""
+    options = [option for proof, option in _PROOFS.items() if gate_policy.known_by is None or proof in gate_policy.known_by]
+    if not options:
+        return ""
+    needs_name = refusal(replace(gate_policy, known_by=None), identity_of_name(by), decision=decision) is not None
+    return f"; use `{command}` with {' or '.join(options)}{' and --by NAME' if needs_name else ''}"
+
+
+_PROOFS: dict[KnownBy, str] = {"ssh_signature": "--sign", "totp": "--code"}

@@ -5,16 +5,16 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-from plan_adapter.approvals import Approval, StandingApproval
-from plan_adapter.errors import InvalidPlanError, NotApprovedError, StoreError
 from plan_adapter.execution.ports import GatedCall
 from plan_adapter.gates.approval import gate_policy_of, refusal
+from plan_adapter.gates.coverage import why_not_covered
 from plan_adapter.gates.identity import recorded_identity
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.gates.standing import why_not_covered
 from plan_adapter.gates.standing_files import find_standing_file, read_signed_standing, verify_standing
-from plan_adapter.plan import ExecutionPlan, new_id
-from plan_adapter.record import PlanRun, RunContext
+from plan_adapter.model.approvals import Approval, StandingApproval
+from plan_adapter.model.errors import InvalidPlanError, NotApprovedError, StoreError
+from plan_adapter.model.plan import ExecutionPlan, new_id
+from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan

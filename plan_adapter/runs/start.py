@@ -8,23 +8,25 @@ from typing import Any, Protocol
 
 from pydantic import JsonValue
 
-from plan_adapter.crash_points import reached
 from plan_adapter.engine.connection import Server, use_server
-from plan_adapter.errors import PlanAdapterError, StoreError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.limits import Slots
 from plan_adapter.execution.ports import Cluster
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.rollback import Rollback
+from plan_adapter.execution.run_status import FAILURES, rolls_back
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import FAILURES, rolls_back
 from plan_adapter.gates.approval import ApprovedPlan, refuse_operation
-from plan_adapter.goals import GoalModel
-from plan_adapter.hooks import call_hook
-from plan_adapter.plan import new_id
-from plan_adapter.record import PlanRun, Recorder, StepRun
+from plan_adapter.local.crash_points import reached
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import PlanAdapterError, StoreError
+from plan_adapter.model.goals import GoalModel
+from plan_adapter.model.hooks import call_hook
+from plan_adapter.model.plan import new_id
+from plan_adapter.model.record import PlanRun, Recorder, StepRun
+from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.runs.approval import (
     approve_run,
     is_answered,
@@ -33,7 +35,6 @@ from plan_adapter.runs.approval import (
     open_detached_gate,
     refuse_approver,
 )
-from plan_adapter.runs.clusters import cluster_of, refuse_without_dask
 from plan_adapter.runs.ending import (
     check_prefect_cancellation,
     conclude_run,
@@ -43,15 +44,23 @@ from plan_adapter.runs.ending import (
     watch_run,
 )
 from plan_adapter.runs.folders import current_folder, in_folder
-from plan_adapter.runs.goals import goal_model_of, refuse_without_model
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.replan import AUTOMATIC_REPLAN, draft_automatically, revision_note, wants_replanning
-from plan_adapter.runs.secrets import refuse_missing_secrets, secrets_of
-from plan_adapter.runs.session import Backend, RunRequest, RunSession, look_up_secrets_on, opened_store, server_of
+from plan_adapter.runs.secret_lookup import refuse_missing_secrets, secrets_of
+from plan_adapter.runs.session import (
+    Backend,
+    RunRequest,
+    RunSession,
+    cluster_of,
+    goal_model_of,
+    look_up_secrets_on,
+    opened_store,
+    refuse_without_dask,
+    refuse_without_model,
+    server_of,
+)
 from plan_adapter.runs.step_gates import CallGates, OutcomeGates
 from plan_adapter.runs.turn import refuse_turn, wait_for_turn
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 

@@ -6,24 +6,24 @@ from typing import assert_never
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Approval, Gate
-from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, UnknownOutcome
 from plan_adapter.gates.approval import ApprovedPlan, gate_policy_of, needs_gate, read_answer
-from plan_adapter.gates.call_text import outcome_text, step_gate_text
 from plan_adapter.gates.gate import expiry_message, new_gate
 from plan_adapter.gates.identity import identity_of_author
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.plan import ExecutionPlan, Step, new_id
-from plan_adapter.readable import call_name, redacted
-from plan_adapter.record import AUTHOR, PlanRun
-from plan_adapter.rounds import RoundRecord, rounds_of
+from plan_adapter.model.approvals import Approval, Gate
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.plan import ExecutionPlan, Step, new_id
+from plan_adapter.model.readable import call_name, redacted
+from plan_adapter.model.record import AUTHOR, PlanRun
+from plan_adapter.model.rounds import RoundRecord, rounds_of
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.answers import earlier_answer_notices, why_stale
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.standing import approve_call_by_standing
-from plan_adapter.status import RunReason
 from plan_adapter.store.outcomes import outcome_digest
+from plan_adapter.text.call_text import outcome_text, step_gate_text
 
 
 @dataclass(slots=True)

@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
-from plan_adapter.approvals import Approval
-from plan_adapter.canonical import approval_digest
-from plan_adapter.errors import InvalidPlanError, NotApprovedError
-from plan_adapter.gates.tool_drift import ToolChange, code_drift_notices, tool_change_lines, tool_changes
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun, RunFolder
+from plan_adapter.gates.tool_changes import ToolChange, code_drift_notices, tool_change_lines, tool_changes
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.canonical import approval_digest
+from plan_adapter.model.errors import InvalidPlanError, NotApprovedError
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun, RunFolder
+from plan_adapter.model.status import StepStatus
 from plan_adapter.runs.folders import in_folder, move_text
-from plan_adapter.status import StepStatus
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.tools.source import code_digest
+from plan_adapter.tools.tool import code_digest
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate_recorded
 
 OTHER_TOOLS = (

@@ -3,15 +3,15 @@
 import asyncio
 from datetime import UTC, datetime
 
-from plan_adapter.errors import InvalidPlanError, RunConflictError
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.expressions import Variables
-from plan_adapter.problems import Problem
-from plan_adapter.readable import one_line
-from plan_adapter.record import RunContext
-from plan_adapter.run_window import next_opening
+from plan_adapter.model.errors import InvalidPlanError, RunConflictError
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.readable import one_line
+from plan_adapter.model.record import RunContext
+from plan_adapter.model.run_window import next_opening
+from plan_adapter.model.status import StepStatus
 from plan_adapter.runs.ending import finally_steps_of
-from plan_adapter.status import StepStatus
 from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan

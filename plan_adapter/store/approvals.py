@@ -4,18 +4,18 @@ from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
 
-from plan_adapter.approvals import Approval
-from plan_adapter.errors import NotApprovedError, RunConflictError
-from plan_adapter.readable import one_line
-from plan_adapter.record import RunContext
-from plan_adapter.store import audit, entries
-from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now, insert_into, now_of
-from plan_adapter.store.digests import json_row
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.readable import one_line
+from plan_adapter.model.record import RunContext
+from plan_adapter.store.database.columns import database_now, insert_into, now_of
+from plan_adapter.store.database.database import signal
+from plan_adapter.store.database.rows import HasContext, Row, approval_of, approval_row, context_columns, context_of
+from plan_adapter.store.database.tables import approvals, runs
+from plan_adapter.store.database.tables import audit as audit_log
 from plan_adapter.store.plans import seen_by
-from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_columns, context_of
-from plan_adapter.store.tables import approvals, runs
-from plan_adapter.store.tables import audit as audit_log
+from plan_adapter.store.proof import audit, entries
+from plan_adapter.store.proof.digests import json_row
 
 
 def add(connection: Connection, approval: Approval, context: HasContext) -> None:

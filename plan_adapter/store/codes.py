@@ -8,16 +8,16 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, func, select
 
-from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.policy import effective_policy
-from plan_adapter.readable import one_line
-from plan_adapter.record import RunContext
-from plan_adapter.settings import Settings
-from plan_adapter.store.columns import database_now, insert_into, now_of
-from plan_adapter.store.database import StorePart, reads, writes
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.readable import one_line
+from plan_adapter.model.record import RunContext
+from plan_adapter.store.database.columns import database_now, insert_into, now_of
+from plan_adapter.store.database.database import StorePart, reads, writes
+from plan_adapter.store.database.rows import HasContext, context_columns
+from plan_adapter.store.database.tables import totp_history, used_codes
 from plan_adapter.store.policies import newest
-from plan_adapter.store.rows import HasContext, context_columns
-from plan_adapter.store.tables import totp_history, used_codes
 
 MAX_WRONG_TRIES = 5
 WRONG_TRIES_WINDOW = timedelta(minutes=5)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, func, insert, select, text, update
 
 from plan_adapter.store import leases
-from plan_adapter.store.columns import database_now, now_of
-from plan_adapter.store.rows import Row
+from plan_adapter.store.database.columns import database_now, now_of
+from plan_adapter.store.database.rows import Row
+from plan_adapter.store.database.tables import concurrency_keys, runs
 from plan_adapter.store.runs import UNENDED
-from plan_adapter.store.tables import concurrency_keys, runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,18 @@ from typing import Any
 from pydantic import JsonValue
 from sqlalchemy import Connection, select, update
 
-from plan_adapter.canonical import plan_digest
-from plan_adapter.drafts import ConstraintCheck, Draft, ModelCall, PlanRequest, Usage
-from plan_adapter.errors import StoreError
 from plan_adapter.expressions.template import map_texts
-from plan_adapter.options import ExecutionOptions
-from plan_adapter.problems import Problem
-from plan_adapter.readable import without_passwords
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.drafts import ConstraintCheck, Draft, ModelCall, PlanRequest, Usage
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.options import ExecutionOptions
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.readable import without_passwords
 from plan_adapter.store import plans
-from plan_adapter.store.columns import database_now, insert_into
-from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.rows import HasContext, Row, context_columns, dump_json, load_json
-from plan_adapter.store.tables import drafts, model_calls
+from plan_adapter.store.database.columns import database_now, insert_into
+from plan_adapter.store.database.database import StorePart, reads, writes
+from plan_adapter.store.database.rows import HasContext, Row, context_columns, dump_json, load_json
+from plan_adapter.store.database.tables import drafts, model_calls
 
 
 class Drafts(StorePart):

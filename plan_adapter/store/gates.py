@@ -9,24 +9,24 @@ from typing import Any, cast
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
-from plan_adapter.approvals import Approval, Gate, GateEnd, GatePolicy
-from plan_adapter.commands import answer_command
-from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
-from plan_adapter.host_process import HostProcess
-from plan_adapter.options import Input
-from plan_adapter.readable import call_name, one_line
-from plan_adapter.store import audit, entries, leases
-from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now, now_of
-from plan_adapter.store.database import Database, StorePart, reads, writes
-from plan_adapter.store.digests import json_row, new_salt
+from plan_adapter.model.approvals import Approval, Gate, GateEnd, GatePolicy
+from plan_adapter.model.errors import NotApprovedError, PlanAdapterError, RunConflictError
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.options import Input
+from plan_adapter.model.readable import call_name, one_line
+from plan_adapter.store import leases
+from plan_adapter.store.database.columns import database_now, now_of
+from plan_adapter.store.database.database import Database, StorePart, reads, signal, writes
+from plan_adapter.store.database.patience import PatientDatabase
+from plan_adapter.store.database.rows import Row, approval_of, approval_row, context_columns, context_of, dump_json, item_column, item_of
+from plan_adapter.store.database.tables import approvals as answers
+from plan_adapter.store.database.tables import gates, runs
 from plan_adapter.store.leases import Claim
-from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import seen_by
+from plan_adapter.store.proof import audit, entries
+from plan_adapter.store.proof.digests import json_row, new_salt
 from plan_adapter.store.redaction import records
-from plan_adapter.store.rows import Row, approval_of, approval_row, context_columns, context_of, dump_json, item_column, item_of
-from plan_adapter.store.tables import approvals as answers
-from plan_adapter.store.tables import gates, runs
+from plan_adapter.text.commands import answer_command
 
 
 class Gates(StorePart):

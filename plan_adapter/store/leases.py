@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from plan_adapter.errors import LeaseLostError, RunConflictError
-from plan_adapter.host_process import HostProcess
-from plan_adapter.readable import moment
-from plan_adapter.store.columns import Clock, clock_of, now_of
-from plan_adapter.store.rows import Row
-from plan_adapter.store.tables import leases
+from plan_adapter.model.errors import LeaseLostError, RunConflictError
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.readable import moment
+from plan_adapter.store.database.columns import Clock, clock_of, now_of
+from plan_adapter.store.database.rows import Row
+from plan_adapter.store.database.tables import leases
 
 GRACE_SECONDS = 15.0
 """How long after the end of a lease the run stays reserved. A slow owner may still renew in this time."""

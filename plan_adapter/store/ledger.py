@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import JsonValue
 from sqlalchemy import Connection, delete, insert, select, update
 
-from plan_adapter.approvals import Approval
-from plan_adapter.canonical import canonical_document
-from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.host_process import HostProcess
-from plan_adapter.options import CallKind
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun, RunContext, StartedCommand
-from plan_adapter.status import PlanStatus, RunReason, StepStatus
-from plan_adapter.store import approvals, audit, concurrency, entries, gates, leases, operator_requests, outcomes, plans, steps, tombstones
-from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import clock_of, database_now, now_of
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.canonical import canonical_document
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.options import CallKind
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun, RunContext, StartedCommand
+from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
+from plan_adapter.store import approvals, concurrency, gates, leases, operator_requests, outcomes, plans, steps
 from plan_adapter.store.concurrency import RunBefore
-from plan_adapter.store.database import Database, StorePart, reads, writes
-from plan_adapter.store.digests import instant_text, json_row, new_salt
+from plan_adapter.store.database.columns import clock_of, database_now, now_of
+from plan_adapter.store.database.database import Database, StorePart, reads, signal, writes
+from plan_adapter.store.database.patience import PatientDatabase
+from plan_adapter.store.database.rows import context_columns, dump_json, folder_column, load_json, rollback_column
+from plan_adapter.store.database.tables import runs, step_runs
 from plan_adapter.store.leases import Claim
-from plan_adapter.store.patience import PatientDatabase
+from plan_adapter.store.proof import audit, entries, tombstones
+from plan_adapter.store.proof.digests import instant_text, json_row, new_salt
 from plan_adapter.store.recorder import StoreRecorder
 from plan_adapter.store.redaction import records, redactor_of, refuse_secrets
-from plan_adapter.store.rows import context_columns, dump_json, folder_column, load_json, rollback_column
 from plan_adapter.store.runs import UNENDED, find, id_of, matches, of_flow, owner_of, record_cancel_request, recorded_reason, row_of
-from plan_adapter.store.tables import runs, step_runs
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan

@@ -12,21 +12,21 @@ from typing import NamedTuple
 from pydantic import JsonValue
 from sqlalchemy import Connection, func, select, update
 
-from plan_adapter.approvals import OperatorRequestKind
-from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import skipped_by
-from plan_adapter.store import audit, entries, runs
-from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now, now_of
-from plan_adapter.store.database import StorePart, reads
-from plan_adapter.store.digests import digest_of, instant_text
-from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
+from plan_adapter.model.approvals import OperatorRequestKind
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.store import runs
+from plan_adapter.store.database.columns import database_now, now_of
+from plan_adapter.store.database.database import StorePart, reads, signal
+from plan_adapter.store.database.rows import Row
+from plan_adapter.store.database.tables import IS_OPERATOR_REQUEST, plans
+from plan_adapter.store.database.tables import audit as audit_log
+from plan_adapter.store.database.tables import runs as run_table
+from plan_adapter.store.proof import audit, entries
+from plan_adapter.store.proof.digests import digest_of, instant_text
+from plan_adapter.store.proof.entries import OPERATOR_REQUEST_KINDS
 from plan_adapter.store.redaction import records
-from plan_adapter.store.rows import Row
 from plan_adapter.store.steps import steps_of_document
-from plan_adapter.store.tables import IS_OPERATOR_REQUEST, plans
-from plan_adapter.store.tables import audit as audit_log
-from plan_adapter.store.tables import runs as run_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,29 +13,29 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue
 from sqlalchemy import Connection, Select, insert, or_, select, update
 
-from plan_adapter.approvals import Resolution
-from plan_adapter.commands import resolve_command
-from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
 from plan_adapter.execution.rollback_units import rolled_back_items
-from plan_adapter.host_process import HostProcess, marked_leaders
-from plan_adapter.options import CallKind
-from plan_adapter.plan import ExecutionPlan, Step, new_id
-from plan_adapter.readable import call_in_words, call_name
-from plan_adapter.record import ABORTED, Attempt, Receipt, StartedCommand
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
-from plan_adapter.store import audit, entries, gates, plans, runs
-from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now, now_of
-from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.digests import json_row
+from plan_adapter.model.approvals import Resolution
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.host_process import HostProcess, marked_leaders
+from plan_adapter.model.options import CallKind
+from plan_adapter.model.plan import ExecutionPlan, Step, new_id
+from plan_adapter.model.readable import call_in_words, call_name
+from plan_adapter.model.record import ABORTED, Attempt, Receipt, StartedCommand
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.store import gates, plans, runs
+from plan_adapter.store.database.columns import database_now, now_of
+from plan_adapter.store.database.database import StorePart, reads, signal, writes
+from plan_adapter.store.database.rows import Row, attempt_of, attempt_row, context_columns, context_of, receipt_row
+from plan_adapter.store.database.tables import attempts, commands, receipts, step_runs
+from plan_adapter.store.database.tables import audit as audit_log
+from plan_adapter.store.database.tables import runs as run_table
+from plan_adapter.store.proof import audit, entries
+from plan_adapter.store.proof.digests import json_row
 from plan_adapter.store.redaction import records
-from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_columns, context_of, receipt_row
 from plan_adapter.store.steps import history_of, labels_of
-from plan_adapter.store.tables import attempts, commands, receipts, step_runs
-from plan_adapter.store.tables import audit as audit_log
-from plan_adapter.store.tables import runs as run_table
+from plan_adapter.text.commands import resolve_command
 
 
 @dataclass(frozen=True, slots=True)

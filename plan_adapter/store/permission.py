@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, literal_column, select, update
 
-from plan_adapter.readable import call_name, one_line
-from plan_adapter.record import Attempt
-from plan_adapter.store.columns import database_now
-from plan_adapter.store.rows import item_column
-from plan_adapter.store.tables import approvals, runs, standing_approvals
+from plan_adapter.model.readable import call_name, one_line
+from plan_adapter.model.record import Attempt
+from plan_adapter.store.database.columns import database_now
+from plan_adapter.store.database.rows import item_column
+from plan_adapter.store.database.tables import approvals, runs, standing_approvals
 
 
 class PlanApproval(NamedTuple):

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import JsonValue
 from sqlalchemy import JSON, Connection, Select, Table, cast, func, insert, select, text
 
-from plan_adapter.canonical import canonical_document, canonical_json
-from plan_adapter.errors import StoreError
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.problems import did_you_mean
-from plan_adapter.record import RunContext
-from plan_adapter.store.columns import database_now, insert_into, now_of
-from plan_adapter.store.digests import digest_of, json_row
-from plan_adapter.store.rows import HasContext, Row, context_columns, dump_json
-from plan_adapter.store.tables import implied_dependencies, plans, versions
+from plan_adapter.model.canonical import canonical_document, canonical_json
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.record import RunContext
+from plan_adapter.store.database.columns import database_now, insert_into, now_of
+from plan_adapter.store.database.rows import HasContext, Row, context_columns, dump_json
+from plan_adapter.store.database.tables import implied_dependencies, plans, versions
+from plan_adapter.store.proof.digests import digest_of, json_row
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan

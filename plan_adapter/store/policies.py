@@ -9,20 +9,19 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, select
 
-from plan_adapter.canonical import canonical_json
-from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunConflictError, StoreError
 from plan_adapter.gates.identity import Identity, identity_of_account
 from plan_adapter.gates.policy import EffectivePolicy, Policy, effective_policy, policy_of
-from plan_adapter.readable import one_line
-from plan_adapter.record import RunContext
-from plan_adapter.settings import Settings
-from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import insert_into, now_of
-from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.digests import digest_of, json_row
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.canonical import canonical_json
+from plan_adapter.model.errors import InvalidPlanError, NotApprovedError, RunConflictError, StoreError
+from plan_adapter.model.readable import one_line
+from plan_adapter.model.record import RunContext
+from plan_adapter.store.database.columns import insert_into, now_of
+from plan_adapter.store.database.database import StorePart, reads, signal, writes
+from plan_adapter.store.database.rows import Row, context_columns
+from plan_adapter.store.database.tables import policy_history
+from plan_adapter.store.proof.digests import digest_of, json_row
 from plan_adapter.store.redaction import refuse_secrets
-from plan_adapter.store.rows import Row, context_columns
-from plan_adapter.store.tables import policy_history
 
 GENESIS_DIGEST = sha256(b"prefect-plan-adapter policy").hexdigest()
 """The digest that precedes the first version."""

@@ -9,18 +9,19 @@ from typing import Any
 
 from sqlalchemy import Connection, TextClause, bindparam, insert, select, text
 
-from plan_adapter.crash_points import reached
-from plan_adapter.errors import NotApprovedError, StoreError
-from plan_adapter.host_process import HostProcess
-from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
-from plan_adapter.store import audit, entries, leases, permission
-from plan_adapter.store.columns import Clock
-from plan_adapter.store.database import Database
-from plan_adapter.store.digests import JsonRow, json_row
-from plan_adapter.store.patience import PatientDatabase
-from plan_adapter.store.rows import attempt_row, command_row, context_columns, end_row, receipt_row
+from plan_adapter.local.crash_points import reached
+from plan_adapter.model.errors import NotApprovedError, StoreError
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.store import leases, permission
+from plan_adapter.store.database.columns import Clock
+from plan_adapter.store.database.database import Database
+from plan_adapter.store.database.patience import PatientDatabase
+from plan_adapter.store.database.rows import attempt_row, command_row, context_columns, end_row, receipt_row
+from plan_adapter.store.database.tables import approvals, attempts, commands, receipts, step_runs
+from plan_adapter.store.proof import audit, entries
+from plan_adapter.store.proof.digests import JsonRow, json_row
 from plan_adapter.store.steps import calls_of_item
-from plan_adapter.store.tables import approvals, attempts, commands, receipts, step_runs
 
 GATHER_SECONDS = 0.01
 """How long a receipt waits for an intent to share its commit."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from pydantic import JsonValue
 from sqlalchemy import Connection, select
 
-from plan_adapter.approvals import Approval
-from plan_adapter.credentials import is_worth_redacting
-from plan_adapter.errors import InvalidPlanError, NotApprovedError
-from plan_adapter.execution.secrets import Redactor
-from plan_adapter.problems import Problem
-from plan_adapter.secrets import known_values
-from plan_adapter.settings import Settings
-from plan_adapter.store.database import StorePart, writes
-from plan_adapter.store.tables import gates, plans, revisions, runs
+from plan_adapter.execution.redactor import Redactor
+from plan_adapter.local.credentials import is_worth_redacting
+from plan_adapter.local.secrets import known_values
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.errors import InvalidPlanError, NotApprovedError
+from plan_adapter.model.problems import Problem
+from plan_adapter.store.database.database import StorePart, writes
+from plan_adapter.store.database.tables import gates, plans, revisions, runs
 
 if TYPE_CHECKING:
     from types import CoroutineType

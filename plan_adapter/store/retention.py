@@ -8,20 +8,14 @@ from functools import partial
 from pydantic import JsonValue
 from sqlalchemy import Connection, delete, or_, select
 
-from plan_adapter.crash_points import reached
-from plan_adapter.errors import RunConflictError
-from plan_adapter.status import PlanStatus
-from plan_adapter.store import gates, leases, tombstones
-from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import now_of
-from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.erasing import Erasure, Stage, erasure_of, write_erasure
-from plan_adapter.store.export import parts_of
-from plan_adapter.store.outcomes import unknown_of
-from plan_adapter.store.plans import seen_by
-from plan_adapter.store.rows import Row
-from plan_adapter.store.runs import lock_run
-from plan_adapter.store.tables import (
+from plan_adapter.local.crash_points import reached
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.status import PlanStatus
+from plan_adapter.store import gates, leases
+from plan_adapter.store.database.columns import now_of
+from plan_adapter.store.database.database import StorePart, reads, signal, writes
+from plan_adapter.store.database.rows import Row
+from plan_adapter.store.database.tables import (
     approvals,
     attempts,
     audit,
@@ -33,11 +27,17 @@ from plan_adapter.store.tables import (
     standing_approvals,
     step_runs,
 )
-from plan_adapter.store.tables import gates as gate_table
-from plan_adapter.store.tables import leases as lease_table
-from plan_adapter.store.tables import tombstones as tombstone_table
-from plan_adapter.store.tombstones import Tombstone, TombstoneSignature
-from plan_adapter.store.verification import ENDED, verify
+from plan_adapter.store.database.tables import gates as gate_table
+from plan_adapter.store.database.tables import leases as lease_table
+from plan_adapter.store.database.tables import tombstones as tombstone_table
+from plan_adapter.store.outcomes import unknown_of
+from plan_adapter.store.plans import seen_by
+from plan_adapter.store.proof import tombstones
+from plan_adapter.store.proof.erasing import Erasure, Stage, erasure_of, write_erasure
+from plan_adapter.store.proof.export import parts_of
+from plan_adapter.store.proof.tombstones import Tombstone, TombstoneSignature
+from plan_adapter.store.proof.verification import ENDED, verify
+from plan_adapter.store.runs import lock_run
 
 BATCH = 20
 """How many runs one transaction deletes. Other writers wait for it."""

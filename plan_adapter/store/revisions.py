@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 from sqlalchemy import Connection, delete, insert, select, update
 
-from plan_adapter.canonical import canonical_document
-from plan_adapter.commands import resolve_command
-from plan_adapter.errors import RunConflictError
-from plan_adapter.record import PlanRun, RunFolder
-from plan_adapter.status import PlanStatus, StepStatus
-from plan_adapter.store import audit, entries, gates, leases, runs, tombstones
-from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now
-from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.digests import JsonRow, json_row, new_salt
+from plan_adapter.model.canonical import canonical_document
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.record import PlanRun, RunFolder
+from plan_adapter.model.status import PlanStatus, StepStatus
+from plan_adapter.store import gates, leases, runs
+from plan_adapter.store.database.columns import database_now
+from plan_adapter.store.database.database import StorePart, reads, signal, writes
+from plan_adapter.store.database.rows import Row, context_columns, context_of, dump_json, folder_column, folder_of, load_json
+from plan_adapter.store.database.tables import plans, revisions, step_runs
+from plan_adapter.store.database.tables import runs as run_table
 from plan_adapter.store.plans import implied_row, plan_row, put_implied, put_plan
+from plan_adapter.store.proof import audit, entries, tombstones
+from plan_adapter.store.proof.digests import JsonRow, json_row, new_salt
 from plan_adapter.store.redaction import records, refuse_secrets
-from plan_adapter.store.rows import Row, context_columns, context_of, dump_json, folder_column, folder_of, load_json
 from plan_adapter.store.steps import history_of, steps_of_document
-from plan_adapter.store.tables import plans, revisions, step_runs
-from plan_adapter.store.tables import runs as run_table
+from plan_adapter.text.commands import resolve_command
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan

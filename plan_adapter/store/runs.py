@@ -5,22 +5,23 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select, update
 
-from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.items import recorded_group_items
 from plan_adapter.execution.rollback_status import recorded_report
 from plan_adapter.execution.rollback_units import is_rolled_back
-from plan_adapter.execution.status import ended_status
-from plan_adapter.record import LAST, PlanRun, RunContext, StepRun, why_too_short
-from plan_adapter.status import PlanStatus, RunReason, StepStatus
-from plan_adapter.store import audit, entries, gates, leases, tombstones
-from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now, now_of
-from plan_adapter.store.digests import json_row
+from plan_adapter.execution.run_status import ended_status
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.record import LAST, PlanRun, RunContext, StepRun, why_too_short
+from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
+from plan_adapter.store import gates, leases
+from plan_adapter.store.database.columns import database_now, now_of
+from plan_adapter.store.database.database import signal
+from plan_adapter.store.database.rows import Row, folder_of, is_named, load_json, rollback_column, rollback_of
+from plan_adapter.store.database.tables import plans, runs, step_runs
 from plan_adapter.store.plans import digests_with_tag, of_run, seen_by
-from plan_adapter.store.rows import Row, folder_of, is_named, load_json, rollback_column, rollback_of
+from plan_adapter.store.proof import audit, entries, tombstones
+from plan_adapter.store.proof.digests import json_row
 from plan_adapter.store.steps import history_of, step_runs_of
-from plan_adapter.store.tables import plans, runs, step_runs
 
 UNENDED = (PlanStatus.DRAFT, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING)
 

@@ -3,20 +3,19 @@
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
 
-from plan_adapter.approvals import Approval, StandingApproval
-from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
-from plan_adapter.plan import new_id
-from plan_adapter.readable import one_line
-from plan_adapter.record import RunContext
-from plan_adapter.store import audit, entries
-from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now, now_of
-from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.digests import json_row
+from plan_adapter.model.approvals import Approval, StandingApproval
+from plan_adapter.model.errors import NotApprovedError, RunConflictError, StoreError
+from plan_adapter.model.plan import new_id
+from plan_adapter.model.readable import one_line
+from plan_adapter.model.record import RunContext
+from plan_adapter.store.database.columns import database_now, now_of
+from plan_adapter.store.database.database import StorePart, reads, signal, writes
+from plan_adapter.store.database.rows import Row, approval_of, approval_row, context_columns, context_of, dump_json, load_json
+from plan_adapter.store.database.tables import approvals, runs, standing_approvals
 from plan_adapter.store.plans import seen_by
+from plan_adapter.store.proof import audit, entries
+from plan_adapter.store.proof.digests import json_row
 from plan_adapter.store.redaction import records, refuse_secrets
-from plan_adapter.store.rows import Row, approval_of, approval_row, context_columns, context_of, dump_json, load_json
-from plan_adapter.store.tables import approvals, runs, standing_approvals
 
 
 class StandingApprovals(StorePart):

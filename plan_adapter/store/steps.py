@@ -13,13 +13,13 @@ from typing import Any
 from pydantic import JsonValue
 from sqlalchemy import Column, Connection, Table, and_, select, tuple_
 
-from plan_adapter.errors import StoreError
 from plan_adapter.execution.groups import group_result
 from plan_adapter.execution.history import RunHistory, Unit
-from plan_adapter.record import Attempt, Receipt, StepEnd, StepRun
-from plan_adapter.status import Outcome, PlanStatus, StepStatus
-from plan_adapter.store.rows import NO_ITEM, Row, apply_end, attempt_of, load_json, receipt_of
-from plan_adapter.store.tables import attempts, gates, implied_dependencies, plans, receipts, step_runs
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.record import Attempt, Receipt, StepEnd, StepRun
+from plan_adapter.model.status import Outcome, PlanStatus, StepStatus
+from plan_adapter.store.database.rows import NO_ITEM, Row, apply_end, attempt_of, load_json, receipt_of
+from plan_adapter.store.database.tables import attempts, gates, implied_dependencies, plans, receipts, step_runs
 
 
 @dataclass(slots=True)

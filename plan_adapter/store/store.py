@@ -16,36 +16,36 @@ from pydantic import JsonValue
 from sqlalchemy import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError
 
-from plan_adapter.approvals import Approval
-from plan_adapter.canonical import canonical_document, plan_digest
-from plan_adapter.errors import RunConflictError, StoreSettingsError
 from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.identity import Identity, identity_of_given
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import Attempt, PlanRun, Receipt, RunContext
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.canonical import canonical_document, plan_digest
+from plan_adapter.model.errors import RunConflictError, StoreSettingsError
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import Attempt, PlanRun, Receipt, RunContext
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.store import approvals, plans, runs, steps
-from plan_adapter.store.audit import AuditEntry, entries_of
 from plan_adapter.store.codes import OneTimeCodes
-from plan_adapter.store.columns import now_of
-from plan_adapter.store.database import Database, StorePart
+from plan_adapter.store.database.columns import now_of
+from plan_adapter.store.database.database import Database, StorePart
+from plan_adapter.store.database.patience import PatientDatabase
 from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.gates import Gates
 from plan_adapter.store.leases import Claim
 from plan_adapter.store.ledger import RunLedger
 from plan_adapter.store.operator_requests import OperatorRequests
 from plan_adapter.store.outcomes import UnknownOutcomes
-from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.policies import StorePolicy
+from plan_adapter.store.proof.audit import AuditEntry, entries_of
 from plan_adapter.store.redaction import redactor_of, refuse_secrets, without_secrets
 from plan_adapter.store.revisions import Revisions
 from plan_adapter.store.standing import StandingApprovals
 
 if TYPE_CHECKING:
+    from plan_adapter.store.proof.verification import Verification
     from plan_adapter.store.retention import Retention
-    from plan_adapter.store.verification import Verification
 
 T = TypeVar("T")
 
@@ -253,7 +253,7 @@ class PlanStore(StorePart):
 
     async def export(self, run_id: str) -> dict[str, JsonValue]:
         """Return everything that the store holds about a run, each row as stored. Pass it to `verification.verify`."""
-        from plan_adapter.store.export import document_of  # a run starts without it
+        from plan_adapter.store.proof.export import document_of  # a run starts without it
 
         return await self._database.read(lambda connection: document_of(connection, self._recorded_id(connection, run_id)))
 
@@ -262,7 +262,7 @@ class PlanStore(StorePart):
 
         `look` is called in a thread of the store. All its reads see one snapshot.
         """
-        from plan_adapter.store.export import parts_of  # a run starts without it
+        from plan_adapter.store.proof.export import parts_of  # a run starts without it
 
         return await self._database.read(lambda connection: look(parts_of(connection, self._recorded_id(connection, run_id))))
 
@@ -271,7 +271,7 @@ class PlanStore(StorePart):
 
         Rows are read one at a time. A run without audit entries is `not_verifiable`, and not `ok`.
         """
-        from plan_adapter.store.verification import verify  # a run starts without it
+        from plan_adapter.store.proof.verification import verify  # a run starts without it
 
         return await self.read_export(run_id, verify)
 
@@ -299,13 +299,13 @@ def _open_database(url: str, *, home: Path) -> Database:
     parsed = _parse_url(url)
     backend, _, driver = parsed.drivername.partition("+")
     if backend == "sqlite" and driver in ("", "pysqlite", "aiosqlite"):
-        from plan_adapter.store.sqlite import SqliteDatabase
+        from plan_adapter.store.database.sqlite import SqliteDatabase
 
         return SqliteDatabase(parsed, home=home)
     if backend in ("postgresql", "postgres") and driver in ("", "asyncpg", "psycopg", "psycopg2"):
         if find_spec("asyncpg") is None:
             raise StoreSettingsError("a store on PostgreSQL needs the driver asyncpg: pip install asyncpg")
-        from plan_adapter.store.postgresql import PostgresDatabase
+        from plan_adapter.store.database.postgresql import PostgresDatabase
 
         return PostgresDatabase(parsed)
     raise StoreSettingsError(f"`{parsed.drivername}` is not supported as a store: {_URL_FORMS}")

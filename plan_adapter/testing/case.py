@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.expressions import Expression, Template
-from plan_adapter.options import CallKind, Effect
-from plan_adapter.status import PlanStatus, RunReason
+from plan_adapter.model.options import CallKind, Effect
+from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 
 PLAN = "plan"

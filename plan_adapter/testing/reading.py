@@ -8,23 +8,22 @@ from typing import Any, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.documents import is_test_file, read_file, read_located
-from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import requires_approval
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.loading import pin_files, pin_stored
-from plan_adapter.options import CallKind
-from plan_adapter.plan import ExecutionPlan, flattened
-from plan_adapter.problems import Problem
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.options import CallKind
+from plan_adapter.model.plan import ExecutionPlan, flattened
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.values import join
 from plan_adapter.runner import run_sync
-from plan_adapter.settings import Settings
 from plan_adapter.testing.case import PLAN, Answer, Answers, Case, GateAnswer
-from plan_adapter.testing.expectations import ExpectationReader
-from plan_adapter.testing.fields import FieldReader
+from plan_adapter.testing.expectations import ExpectationReader, FieldReader
 from plan_adapter.testing.recorded import with_recorded_tools
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, find_problems, validate
 from plan_adapter.validation.inputs import read_values
-from plan_adapter.values import join
 
 _SHARED = ("inputs", "steps", "rollbacks", "gates", "answers")
 _CALL_FIELDS: Mapping[CallKind, str] = {"step": "steps", "rollback": "rollbacks"}

@@ -11,15 +11,15 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Approval, ApprovalRequest
-from plan_adapter.errors import ToolError
 from plan_adapter.execution.calling import CallTimedOutError
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.gates.approval import answer_to
-from plan_adapter.options import CallKind
-from plan_adapter.plan import GOAL
-from plan_adapter.readable import call_name
+from plan_adapter.model.approvals import Approval, ApprovalRequest
+from plan_adapter.model.errors import ToolError
+from plan_adapter.model.options import CallKind
+from plan_adapter.model.plan import GOAL
+from plan_adapter.model.readable import call_name
 from plan_adapter.store.store import PlanStore
 from plan_adapter.testing.case import PLAN, Case, find_result_uses
 from plan_adapter.tools.tool import Tool

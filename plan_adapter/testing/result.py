@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from plan_adapter.readable import call_name, counted, one_line
-from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
-from plan_adapter.status import Outcome, RunReason, StepStatus
+from plan_adapter.model.readable import call_name, counted, one_line
+from plan_adapter.model.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.model.status import Outcome, RunReason, StepStatus
+from plan_adapter.model.values import join
 from plan_adapter.testing.case import Case, Expectation, Parameters
-from plan_adapter.values import join
 
 SHOWN_CHARACTERS = 400
 

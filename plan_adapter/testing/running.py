@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-from plan_adapter.record import PlanRun
+from plan_adapter.local.secrets import SecretChain
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.record import PlanRun
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_session
-from plan_adapter.secrets import SecretChain
-from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.testing.case import Case
 from plan_adapter.testing.recorded import STARTED_BY, MadeUpSecrets, RecordedApprover, RecordedStepRunner

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
-from plan_adapter.errors import ToolError
+from plan_adapter.model.errors import ToolError
 from plan_adapter.tools.tool import ToolContext, tool
 
 if TYPE_CHECKING:

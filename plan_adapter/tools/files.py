@@ -2,15 +2,117 @@
 
 import hashlib
 import json
+import os
+import stat
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import JsonValue
 from typing_extensions import TypedDict
 
-from plan_adapter.errors import ToolError
-from plan_adapter.settings import Settings
-from plan_adapter.tools.folders import read_below, write_below
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import ToolError
 from plan_adapter.tools.tool import tool
+
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def read_below(root: Path, place: Path, *, limit: int) -> bytes:
+    """Return the content of the file at `place`, below `root`. Both must be free of links and of `..`: nothing here refuses `..`.
+
+    Raises OSError, and ToolError for anything that is not a regular file or has more bytes than `limit`.
+    """
+    with _open_folder(root, place, create_mode=None) as folder:
+        # Non-blocking, because opening a named pipe would wait for its writer forever.
+        file = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise ToolError(f"{place} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
+        if status.st_size > limit:
+            raise ToolError(f"{place} has {status.st_size} bytes; the limit is {limit}; pass on its path instead")
+        with os.fdopen(file, "rb", closefd=False) as opened:
+            return opened.read(limit)
+    finally:
+        os.close(file)
+
+
+def write_below(root: Path, place: Path, content: bytes, *, mode: int | None = None, folder_mode: int = 0o777) -> None:
+    """Write `content` to the file at `place`, below `root`, atomically and durably.
+
+    Both must be free of links and of `..`: nothing here refuses `..`.
+
+    Missing folders are created with `folder_mode`. The file gets `mode`, or if that is None, the mode of the existing file or what the
+    umask allows a new one. Raises OSError, and ToolError for a folder.
+    """
+    root.mkdir(parents=True, exist_ok=True, mode=folder_mode)
+    with _open_folder(root, place, create_mode=folder_mode) as folder:
+        found = _mode_of(folder, place)
+        kept = found if mode is None else mode
+        partial = f".{uuid.uuid4().hex}.partial"
+        file = os.open(
+            partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666 if mode is None else mode, dir_fd=folder
+        )
+        try:
+            with os.fdopen(file, "wb") as opened:
+                if kept is not None:
+                    os.fchmod(file, kept)
+                opened.write(content)
+                opened.flush()
+                os.fsync(file)
+            os.replace(partial, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(partial, dir_fd=folder)
+            raise
+        _sync_folder(folder)  # so that the name is on disk as well
+
+
+@contextmanager
+def _open_folder(root: Path, place: Path, *, create_mode: int | None) -> Generator[int]:
+    """Yield a descriptor of the folder that contains `place`. Missing folders are created with the mode `create_mode`, unless it is None.
+
+    Every folder is opened relative to its parent and never through a link. A link in a folder's place raises OSError.
+    """
+    folder = os.open(root, _FOLDER)
+    try:
+        for name in place.relative_to(root).parts[:-1]:
+            if create_mode is not None:
+                _make_folder(name, create_mode, folder)
+            inner = os.open(name, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _make_folder(name: str, mode: int, folder: int) -> None:
+    try:
+        os.mkdir(name, mode, dir_fd=folder)
+    except FileExistsError:
+        return
+
+
+def _mode_of(folder: int, place: Path) -> int | None:
+    """Return the mode of the regular file, or None if the name is free or a link, pipe or device. Raises ToolError for a folder."""
+    try:
+        status = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        raise ToolError(f"{place} is a folder")
+    return stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else None
+
+
+def _sync_folder(folder: int) -> None:
+    readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fsync(readable)
+    finally:
+        os.close(readable)
+
 
 READ_LIMIT = 16 * 1024 * 1024
 """The size limit, in bytes, of a file for `read_file`."""

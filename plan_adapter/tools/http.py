@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
-from plan_adapter.errors import ToolError, UnknownOutcomeError
-from plan_adapter.readable import one_line
+from plan_adapter.model.errors import ToolError, UnknownOutcomeError
+from plan_adapter.model.readable import one_line
 from plan_adapter.tools.tool import ToolContext, tool
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from plan_adapter.errors import ToolDefinitionError, error_text
-from plan_adapter.problems import did_you_mean
+from plan_adapter.model.errors import ToolDefinitionError, error_text
+from plan_adapter.model.problems import did_you_mean
 
 
 def import_object(import_string: str) -> object:

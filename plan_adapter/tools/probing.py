@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.problems import did_you_mean
+from plan_adapter.model.problems import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from logging import Logger
 from pathlib import Path
 from typing import IO
 
-from plan_adapter.crash_points import reached
-from plan_adapter.credentials import environment_without_credentials
-from plan_adapter.errors import ToolError
-from plan_adapter.host_process import MARKER, TERM_SECONDS
+from plan_adapter.local.crash_points import reached
+from plan_adapter.local.credentials import environment_without_credentials
+from plan_adapter.model.errors import ToolError
+from plan_adapter.model.host_process import MARKER, TERM_SECONDS
 from plan_adapter.tools.tool import Redaction, ToolContext
 
 STRAGGLER_SECONDS = 0.5

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ToolDefinitionError, ToolError
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import ToolDefinitionError, ToolError
 from plan_adapter.tools.imports import import_object
 from plan_adapter.tools.tool import Tool, ToolContext, tool
 

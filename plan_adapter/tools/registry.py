@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ToolDefinitionError
-from plan_adapter.problems import did_you_mean
+from plan_adapter.model.errors import ToolDefinitionError
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.tools.imports import import_object
 from plan_adapter.tools.tool import Tool, as_tool
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from plan_adapter.errors import ToolDefinitionError, ToolError
-from plan_adapter.options import Effect
+from plan_adapter.model.errors import ToolDefinitionError, ToolError
+from plan_adapter.model.options import Effect
 from plan_adapter.tools.processes import run_group
 from plan_adapter.tools.tool import Tool, ToolContext, tool
 

@@ -15,8 +15,8 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
-from plan_adapter.errors import ToolDefinitionError
-from plan_adapter.problems import did_you_mean
+from plan_adapter.model.errors import ToolDefinitionError
+from plan_adapter.model.problems import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -8,14 +8,17 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from importlib import metadata
+from types import CodeType
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from pydantic import JsonValue, ValidationError
 
-from plan_adapter.errors import ToolDefinitionError, ToolError
-from plan_adapter.options import EFFECTS, CallKind, Effect, Isolation
-from plan_adapter.problems import did_you_mean
+from plan_adapter.model.errors import ToolDefinitionError, ToolError
+from plan_adapter.model.options import EFFECTS, CallKind, Effect, Isolation
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.tools.probing import mismatches
 from plan_adapter.tools.signature import (
     Mismatch,
@@ -437,3 +440,31 @@ def _valid_choice(value: str, choices: tuple[Choice, ...], what: str) -> Choice:
     if value not in choices:
         raise ToolDefinitionError(f"{what} is {value!r}, not one of {', '.join(choices)}")
     return cast("Choice", value)
+
+
+@lru_cache(maxsize=4096)
+def code_digest(tool: Tool[..., Any]) -> str | None:
+    """Return the SHA-256, in hex, of the source of the tool's function, or None if nothing is known about it.
+
+    Without a source (a compiled module), it covers the import string and the version of the distribution. Functions that it calls are not
+    covered.
+    """
+    try:
+        known = _version_of(tool) if _is_from_string(tool.source) else inspect.getsource(tool.source)
+    except (OSError, TypeError, SyntaxError):
+        known = _version_of(tool)
+    return None if known is None else sha256(known.encode(errors="surrogatepass")).hexdigest()
+
+
+def _is_from_string(function: Callable[..., Any]) -> bool:
+    """Return whether `exec` made `function`. In a program that `python -c` runs, Python 3.13 takes that program for its source."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return isinstance(code, CodeType) and code.co_filename == "<string>"
+
+
+def _version_of(tool: Tool[..., Any]) -> str | None:
+    if tool.import_string is None:
+        return None
+    package = tool.source.__module__.partition(".")[0]
+    distributions = metadata.packages_distributions().get(package, [])
+    return "\n".join([tool.import_string, *(f"{name}=={metadata.version(name)}" for name in sorted(set(distributions)))])

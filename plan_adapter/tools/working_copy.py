@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from plan_adapter.errors import ToolError
-from plan_adapter.tools.folders import read_below, write_below
+from plan_adapter.model.errors import ToolError
+from plan_adapter.tools.files import read_below, write_below
 
 MAX_BYTES = 1 << 30
 """The largest file that has a working copy."""

@@ -15,21 +15,19 @@ from plan_adapter.expressions.declarations import Expected
 from plan_adapter.expressions.expression import Expression
 from plan_adapter.expressions.shape import ANYTHING, Shape
 from plan_adapter.expressions.template import NEAR_EXPRESSION
-from plan_adapter.options import EFFECTS, Effect
-from plan_adapter.plan import MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Step
-from plan_adapter.problems import did_you_mean
-from plan_adapter.readable import visible
-from plan_adapter.tools.goal import goal_tool
-from plan_adapter.tools.question import question_tool
+from plan_adapter.model.options import EFFECTS, Effect
+from plan_adapter.model.plan import MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Step
+from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.readable import visible
+from plan_adapter.model.values import find_bad_values, join
+from plan_adapter.tools.placeholders import goal_tool, question_tool
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.findings import Findings
-from plan_adapter.validation.goals import check_goal, check_no_goal
-from plan_adapter.validation.json_text import NotJSONError, parse_json
-from plan_adapter.validation.questions import check_question
+from plan_adapter.validation.inputs import NotJSONError, parse_json
+from plan_adapter.validation.kinds import check_goal, check_no_goal, check_question
 from plan_adapter.validation.results import StepResults, shape_of_value
 from plan_adapter.validation.sub_plans import check_inputs, check_no_inputs, check_runs_no_plan, check_sub_plan
-from plan_adapter.values import find_bad_values, join
 
 _EMPTY: tuple[object, ...] = (None, False, "", [])
 

@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import Expression, Template, Variables
-from plan_adapter.expressions.prediction import MULTIPLYING_CALLS
 from plan_adapter.expressions.references import count_names
-from plan_adapter.graph import find_cycle
-from plan_adapter.plan import Step
-from plan_adapter.problems import did_you_mean
+from plan_adapter.expressions.template import MULTIPLYING_CALLS
+from plan_adapter.model.errors import ExpressionError
+from plan_adapter.model.graph import find_cycle
+from plan_adapter.model.plan import Step
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.validation.calls import Call
 from plan_adapter.validation.findings import Findings
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from plan_adapter.documents import locate
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.problems import Problem, Severity
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.problems import Problem, Severity
 
 _ORDER: Mapping[str, int] = {name: place for place, name in enumerate(dict.fromkeys([*ExecutionPlan.model_fields, *Step.model_fields]))}
 

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
-from plan_adapter.documents.findings import build_plan
-from plan_adapter.options import ExecutionOptions
-from plan_adapter.plan import ExecutionPlan, Step, fields_of
-from plan_adapter.problems import Problem
-from plan_adapter.values import MAX_DEPTH, TOO_DEEP, find_bad_values, normalize
+from plan_adapter.documents.building import build_plan
+from plan_adapter.model.options import ExecutionOptions
+from plan_adapter.model.plan import ExecutionPlan, Step, fields_of
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.values import MAX_DEPTH, TOO_DEEP, find_bad_values, normalize
 
 MAX_SUB_PLANS = 3
 """How deeply plans may be nested in plans."""

@@ -9,8 +9,8 @@ from pydantic import JsonValue
 from plan_adapter.expressions import Declarations, Template, compile_template
 from plan_adapter.expressions.expression import Expression
 from plan_adapter.expressions.shape import ANYTHING, Shape, list_of, shape_of_kind, shape_of_schema, shape_of_type
-from plan_adapter.goals import Evidence
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.model.goals import Evidence
+from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 

@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.expressions import Template
 from plan_adapter.expressions.expression import Expression
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.problems import Problem
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.values import join
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.inputs import read_values
-from plan_adapter.values import join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pydantic import JsonValue
 
-    from plan_adapter.options import Input
+    from plan_adapter.model.options import Input
 
 CODE = "bad-sub-plan"
 

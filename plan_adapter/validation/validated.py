@@ -9,31 +9,29 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.canonical import approval_digest, plan_digest
-from plan_adapter.errors import InvalidPlanError
 from plan_adapter.expressions import INPUT_NAME, Declarations, Expected, Template, compile_template, has_expression
-from plan_adapter.graph import topological_order, transitive_reduction
-from plan_adapter.options import Effect, Runner, strongest
-from plan_adapter.plan import ExecutionPlan, Permissions, Step
-from plan_adapter.problems import Problem
-from plan_adapter.record import RunFolder
-from plan_adapter.run_window import find_window_problem
-from plan_adapter.settings import Settings
-from plan_adapter.tools.goal import goal_tool
-from plan_adapter.tools.question import question_tool
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.canonical import approval_digest, plan_digest
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.graph import topological_order, transitive_reduction
+from plan_adapter.model.options import Effect, Runner, strongest
+from plan_adapter.model.plan import ExecutionPlan, Permissions, Step
+from plan_adapter.model.problems import Problem
+from plan_adapter.model.record import RunFolder
+from plan_adapter.model.run_window import find_window_problem
+from plan_adapter.model.values import join
+from plan_adapter.tools.placeholders import goal_tool, question_tool
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.calls import Call, RollbackCall, check_calls, check_tags
+from plan_adapter.validation.created_secrets import CreatedSecrets, check_created_secrets
 from plan_adapter.validation.dependencies import Dependencies, check_dependencies
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
-from plan_adapter.validation.gates import check_gates
 from plan_adapter.validation.inputs import check_definitions, read_values
-from plan_adapter.validation.permissions import check_early_inputs, check_expression, check_permissions, decide_permissions
+from plan_adapter.validation.permissions import check_early_inputs, check_expression, check_gates, check_permissions, decide_permissions
 from plan_adapter.validation.results import StepResults
-from plan_adapter.validation.secrets import CreatedSecrets, check_created_secrets
 from plan_adapter.validation.sub_plans import SubPlan, check_as_sub_plan
-from plan_adapter.values import join
 
 
 @dataclass(frozen=True, slots=True)

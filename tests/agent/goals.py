@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from plan_adapter import ToolRegistry, tool
-from plan_adapter.agent.answers import read_answer
-from plan_adapter.agent.goal_decision import read_goal_decision
-from plan_adapter.goals import AbortIntent, Evidence, ExecuteDecision, Goal, Round, RoundAnswer, ToolCallIntent
+from plan_adapter.agent.answer_text import read_answer
+from plan_adapter.agent.goal_model import read_goal_decision
+from plan_adapter.model.goals import AbortIntent, Evidence, ExecuteDecision, Goal, Round, RoundAnswer, ToolCallIntent
 
 
 @tool(effect="read")

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from plan_adapter import CallbackApprover, ExecutionPlan, PlanRun, PlanStore, ToolRegistry, UnknownOutcomeError, arun_plan, load_plan, tool
-from plan_adapter.plan import Rollback
+from plan_adapter.model.plan import Rollback
 from tests.agent.server import Reply, Request, says
 
 ANA = CallbackApprover(lambda _: True, by="ana")

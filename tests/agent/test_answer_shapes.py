@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.agent.answers import read_answer
+from plan_adapter.agent.answer_text import read_answer
 from plan_adapter.agent.chat import draft_from_chat
 from plan_adapter.agent.openai_model import RUNGS, OpenAIModel
 from plan_adapter.agent.planner import Planner
-from plan_adapter.drafts import PlanRequest
-from plan_adapter.errors import DraftError, ModelError
+from plan_adapter.model.drafts import PlanRequest
+from plan_adapter.model.errors import DraftError, ModelError
 from tests.agent.goals import a_goal, looked
 from tests.agent.questions import QUESTION, model_at
 from tests.agent.server import Reply, Request, says, scripted

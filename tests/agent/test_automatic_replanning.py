@@ -26,18 +26,18 @@ from plan_adapter import (
     compile_plan,
     load_plan,
 )
-from plan_adapter.approvals import Gate
-from plan_adapter.canonical import canonical_document
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.internals import rerun
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
-from plan_adapter.listing import REPLAN_FACT
+from plan_adapter.model.approvals import Gate
+from plan_adapter.model.canonical import canonical_document
 from plan_adapter.runs.replan import AUTOMATIC_REPLAN, MAX_REPLANS
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
-from plan_adapter.store.tables import runs
+from plan_adapter.store.database.tables import runs
+from plan_adapter.text.listing import REPLAN_FACT
 from plan_adapter.validation import lint, validate
 from tests.agent.releases import ANA, GOOD, PLAN, World, context_of, failed, remaining, step, undoable
 from tests.agent.server import Reply, Request, says, scripted

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from plan_adapter.agent.chat import draft_from_chat, prompt_for_chat
-from plan_adapter.drafts import PlanRequest
-from plan_adapter.errors import DraftError, ToolDefinitionError
+from plan_adapter.model.drafts import PlanRequest
+from plan_adapter.model.errors import DraftError, ToolDefinitionError
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import find_problems
 from tests.agent.server import says, scripted

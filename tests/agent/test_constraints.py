@@ -9,8 +9,8 @@ from plan_adapter import ApprovalRequest, CallbackApprover, PlanStatus, PlanStor
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
 from plan_adapter.documents import dump_plan
-from plan_adapter.draft_text import CONSTRAINTS_NOTE
-from plan_adapter.drafts import PlanRequest
+from plan_adapter.model.drafts import PlanRequest
+from plan_adapter.text.draft_text import CONSTRAINTS_NOTE
 from tests.agent.server import says, scripted
 from tests.agent.test_planner import BACK_UP, DEPLOY, TOOLS, VERIFY, corrections, done
 from tests.cli.conftest import Plan, home, plan

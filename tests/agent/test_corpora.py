@@ -8,7 +8,7 @@ import pytest
 
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
-from plan_adapter.drafts import PlanRequest
+from plan_adapter.model.drafts import PlanRequest
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import find_problems
 from tests.agent.server import Reply, Request, says, scripted

@@ -3,7 +3,7 @@
 from plan_adapter import ToolRegistry, tool
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
-from plan_adapter.drafts import Draft, PlanRequest
+from plan_adapter.model.drafts import Draft, PlanRequest
 from tests.agent.server import ScriptedServer, says, scripted
 from tests.agent.test_planner import done, look, step
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.agent.answers import Reading, read_answer
-from plan_adapter.agent.goal_decision import read_goal_decision, read_verdict, repaired_list
-from plan_adapter.goals import ToolCallIntent
+from plan_adapter.agent.answer_text import Reading, read_answer
+from plan_adapter.agent.goal_model import read_goal_decision, read_verdict, repaired_list
+from plan_adapter.model.goals import ToolCallIntent
 from tests.agent.goals import ABORT, TOOLS, a_goal, call, looked, model_answer, read
 
 PROVED = a_goal(looked(1), looked(2))

@@ -7,7 +7,7 @@ import pytest
 from plan_adapter import CallbackApprover, PlanStatus, PlanStore, StepStatus
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.agent.schema import draft_outline, draft_schema
-from plan_adapter.drafts import Draft, PlanRequest
+from plan_adapter.model.drafts import Draft, PlanRequest
 from plan_adapter.runner import arun_plan
 from tests.agent.goal_players import Answer, Seen, blocks, decides, playing
 from tests.agent.goals import TOOLS, call

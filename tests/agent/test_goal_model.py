@@ -9,14 +9,14 @@ import pytest
 from pydantic import ValidationError
 
 from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, Step
-from plan_adapter.agent.goals import TEXT_CHARACTERS, VERIFIER_ANSWERS, PromptedGoalModel
+from plan_adapter.agent.goal_model import TEXT_CHARACTERS, VERIFIER_ANSWERS, PromptedGoalModel
 from plan_adapter.agent.openai_model import RUNGS
-from plan_adapter.drafts import Rung
-from plan_adapter.errors import ModelError
-from plan_adapter.execution.secrets import Redactor
-from plan_adapter.goals import ToolCallIntent, Verdict
+from plan_adapter.execution.redactor import Redactor
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.drafts import Rung
+from plan_adapter.model.errors import ModelError
+from plan_adapter.model.goals import ToolCallIntent, Verdict
 from plan_adapter.runner import arun_plan
-from plan_adapter.settings import Settings
 from tests.agent.goal_players import Seen, playing
 from tests.agent.goals import TOOLS, a_goal, call, looked, model_answer
 from tests.agent.questions import model_at

@@ -13,8 +13,8 @@ from plan_adapter.agent.goal_prompts import (
     verifier_messages,
 )
 from plan_adapter.agent.model import Message
-from plan_adapter.execution.secrets import Redactor
-from plan_adapter.goals import Evidence, ExecuteDecision, Goal, Round, RoundAnswer
+from plan_adapter.execution.redactor import Redactor
+from plan_adapter.model.goals import Evidence, ExecuteDecision, Goal, Round, RoundAnswer
 from tests.agent import goal_players
 from tests.agent.goals import a_goal, corrected, looked, refused
 

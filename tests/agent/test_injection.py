@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 
 from plan_adapter import NotApprovedError, PlanStore, ToolRegistry, arun_plan, tool
-from plan_adapter.agent.answers import read_answer
+from plan_adapter.agent.answer_text import read_answer
 from plan_adapter.agent.model import ModelAnswer, Question
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.agent.replan import RemainingPlan, replan_context
-from plan_adapter.canonical import canonical_document
 from plan_adapter.documents import load_plan
-from plan_adapter.drafts import Draft, PlanRequest, Usage
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.secrets import Redactor
-from plan_adapter.options import EFFECTS
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun, Receipt, StepRun
-from plan_adapter.status import Outcome
+from plan_adapter.execution.redactor import Redactor
+from plan_adapter.model.canonical import canonical_document
+from plan_adapter.model.drafts import Draft, PlanRequest, Usage
+from plan_adapter.model.options import EFFECTS
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun, Receipt, StepRun
+from plan_adapter.model.status import Outcome
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation import ValidatedPlan, find_problems, validate
 

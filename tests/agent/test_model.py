@@ -9,7 +9,7 @@ import pytest
 
 from plan_adapter.agent.model import Question
 from plan_adapter.agent.openai_model import RUNGS, Rung
-from plan_adapter.errors import ModelError
+from plan_adapter.model.errors import ModelError
 from tests.agent.questions import QUESTION, SCHEMA, model_at
 from tests.agent.server import Reply, Request, ScriptedReply, says, scripted
 

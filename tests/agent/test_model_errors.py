@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from plan_adapter.agent.openai_model import OpenAIModel
-from plan_adapter.errors import ModelError
+from plan_adapter.model.errors import ModelError
 from tests.agent.questions import QUESTION, model_at
 from tests.agent.server import Reply, says, scripted
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.agent.openai_model import RUNGS, Rung
-from plan_adapter.errors import ModelError
+from plan_adapter.model.errors import ModelError
 from tests.agent.questions import QUESTION, model_at
 from tests.agent.server import Reply, says, scripted
 

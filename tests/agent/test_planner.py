@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.agent.answers import read_answer
+from plan_adapter.agent.answer_text import read_answer
 from plan_adapter.agent.model import ModelAnswer, Question
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
-from plan_adapter.drafts import Draft, PlanRequest
-from plan_adapter.errors import DraftError, ModelError
-from plan_adapter.options import ExecutionOptions
+from plan_adapter.model.drafts import Draft, PlanRequest
+from plan_adapter.model.errors import DraftError, ModelError
+from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import find_problems

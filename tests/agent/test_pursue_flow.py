@@ -13,7 +13,7 @@ from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.flows import pursue_goal
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
-from plan_adapter.status import PlanStatus, StepStatus
+from plan_adapter.model.status import PlanStatus, StepStatus
 from plan_adapter.store.store import PlanStore
 from tests.agent.server import Reply, says, scripted
 from tests.agent.test_automatic_replanning import wait_for_gate_form

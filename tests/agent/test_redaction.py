@@ -9,8 +9,8 @@ import pytest
 from plan_adapter.agent.chat import draft_from_chat, prompt_for_chat
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
-from plan_adapter.agent.redaction import environment_redactor
-from plan_adapter.drafts import Draft, PlanRequest
+from plan_adapter.agent.prompts import environment_redactor
+from plan_adapter.model.drafts import Draft, PlanRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool

@@ -21,10 +21,10 @@ from plan_adapter import (
     arevise_run,
     arun_plan,
     load_plan,
-    secrets,
 )
-from plan_adapter.canonical import canonical_document
 from plan_adapter.execution.history import RunHistory
+from plan_adapter.local import secrets
+from plan_adapter.model.canonical import canonical_document
 from plan_adapter.runner import draft_revision
 from plan_adapter.runs.replan import Replanner
 from plan_adapter.validation import validate

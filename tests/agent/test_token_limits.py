@@ -7,13 +7,13 @@ import pytest
 from pydantic import ValidationError
 
 from plan_adapter import CallbackApprover, ExecutionPlan, PlanStatus, PlanStore, Step
-from plan_adapter.agent.answers import read_answer
-from plan_adapter.agent.goals import PromptedGoalModel
+from plan_adapter.agent.answer_text import read_answer
+from plan_adapter.agent.goal_model import PromptedGoalModel
 from plan_adapter.agent.model import Model, ModelAnswer, Question
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import ESTIMATED, Budget, Planner
-from plan_adapter.drafts import Draft, Usage
-from plan_adapter.goals import RoundAnswer, Verdict
+from plan_adapter.model.drafts import Draft, Usage
+from plan_adapter.model.goals import RoundAnswer, Verdict
 from plan_adapter.runner import arun_plan
 from tests.agent.goals import TOOLS, a_goal, call, looked, model_answer
 from tests.agent.questions import model_at

@@ -18,10 +18,10 @@ from plan_adapter import (
     as_functions,
     tool,
 )
-from plan_adapter.approvals import Decision
-from plan_adapter.errors import UnknownOutcomeError
 from plan_adapter.gates.policy import Policy
-from plan_adapter.options import ApprovalPolicy
+from plan_adapter.model.approvals import Decision
+from plan_adapter.model.errors import UnknownOutcomeError
+from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.store.policies import NewPolicy
 
 

@@ -1,7 +1,7 @@
 """An approver for tests that look at what a gate shows."""
 
-from plan_adapter.approvals import Approval, ApprovalRequest
 from plan_adapter.gates.approval import answer_to
+from plan_adapter.model.approvals import Approval, ApprovalRequest
 
 
 class RecordingApprover:

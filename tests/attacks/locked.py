@@ -14,7 +14,7 @@ import pytest
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.engine.server_state import ServerFolder
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
 from tests.conftest import PrepareServer
 
 

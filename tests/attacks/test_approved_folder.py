@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry, acancel_run
-from plan_adapter.errors import NotApprovedError
-from plan_adapter.plan import new_id
-from plan_adapter.record import RunFolder
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.plan import new_id
+from plan_adapter.model.record import RunFolder
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import arevise_run
 from plan_adapter.runs.folders import refuse_elsewhere
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
-from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import FixedApprover, World
 

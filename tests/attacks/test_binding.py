@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from plan_adapter import PlanRun, ToolRegistry
-from plan_adapter.approvals import Gate
-from plan_adapter.cli.answers import AnswerOptions, GateSelector, answer_in_store, find_gate
-from plan_adapter.cli.codes import UsageError
-from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.cli.answering import AnswerOptions, GateSelector, answer_in_store, find_gate
+from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.gates.approval import os_user
+from plan_adapter.model.approvals import Gate
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import arevise_run
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.status import PlanStatus
 from tests.gates.world import World
 from tests.store.conftest import on_both_databases
 

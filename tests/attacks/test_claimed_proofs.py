@@ -21,13 +21,13 @@ from plan_adapter import (
     arun_plan,
     tool,
 )
-from plan_adapter.approvals import Answer, Approval, ApprovalRequest
 from plan_adapter.gates.approval import answer_to, approve, os_user
 from plan_adapter.gates.identity import Identity, identity_of_account, identity_of_name, recorded_identity
 from plan_adapter.gates.policy import Policy
-from plan_adapter.options import ExecutionOptions
-from plan_adapter.plan import new_id
-from plan_adapter.record import PlanRun
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest
+from plan_adapter.model.options import ExecutionOptions
+from plan_adapter.model.plan import new_id
+from plan_adapter.model.record import PlanRun
 from plan_adapter.store.policies import NewPolicy
 
 PROOFS = ("ssh_signature", "totp", "os_user", "form")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.errors import StoreError, ToolError
 from plan_adapter.execution.results import ResultLimit
+from plan_adapter.model.errors import StoreError, ToolError
 from plan_adapter.tools.files import read_file, write_file
 
 TRIES = 150

@@ -13,10 +13,10 @@ from plan_adapter.cli.app import main
 from plan_adapter.engine.diagnosis import diagnose
 from plan_adapter.engine.local_server import ensure_server, server_status, stop_server
 from plan_adapter.engine.server_state import ServerFolder, ServerState, launch
-from plan_adapter.errors import NoServerError
 from plan_adapter.execution.results import ResultLimit
-from plan_adapter.private_files import UnsafePathError, check_folder, make_folder
-from plan_adapter.settings import Settings
+from plan_adapter.local.private_files import UnsafePathError, check_folder, make_folder
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NoServerError
 
 OTHER_UID = 54321
 """The uid of another account. No such account exists."""
@@ -317,7 +317,7 @@ def test_a_circle_of_links_is_an_error(home: Path) -> None:
 
 
 def test_a_result_is_not_written_to_a_folder_writable_by_others(home: Path) -> None:
-    from plan_adapter.errors import StoreError
+    from plan_adapter.model.errors import StoreError
 
     make_folder(home)
     (home / "results").mkdir()

@@ -10,17 +10,17 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, form_description
 from plan_adapter.engine.gate_display import waiting_message
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gates.call_text import step_gate_text
-from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.gates.terminal import gate_summary
-from plan_adapter.gates.text import HEIGHT, height_of, split_text, without_picture
-from plan_adapter.options import Input
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.preview import preview_plan, preview_text
+from plan_adapter.model.approvals import ApprovalRequest
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.options import Input
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.text.call_text import step_gate_text
+from plan_adapter.text.gate_text import HEIGHT, height_of, split_text, without_picture
+from plan_adapter.text.plan_text import plan_gate_text
+from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import BoundPlan, find_problems
 from tests.cases import for_each
 from tests.gates.plans import TOOLS, bound

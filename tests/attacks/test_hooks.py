@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from plan_adapter import CallbackApprover, ExecutionPlan, Hooks, Input, PlanRun, PlanStore, ToolRegistry, aresume_run, run_plan, tool
-from plan_adapter.approvals import ApprovalRequest, Gate
-from plan_adapter.hooks import Event
-from plan_adapter.record import StepRun
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.approvals import ApprovalRequest, Gate
+from plan_adapter.model.hooks import Event
+from plan_adapter.model.record import StepRun
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from tests.execution.support import Execution
 from tests.gates.world import World
 

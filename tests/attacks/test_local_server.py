@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from plan_adapter.cli.app import main
-from plan_adapter.engine.connection import use_server
+from plan_adapter.engine.connection import demands_authentication, use_server
 from plan_adapter.engine.diagnosis import diagnose
 from plan_adapter.engine.local_server import ensure_server, server_status, stop_server
-from plan_adapter.engine.server_auth import demands_authentication
-from plan_adapter.errors import NoServerError
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NoServerError
 from plan_adapter.tools.processes import run_group
 from plan_adapter.tools.tool import ToolContext
 from tests.attacks.locked import LockedServer, basic, locked

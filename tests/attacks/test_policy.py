@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from plan_adapter import NotApprovedError, PlanStatus, ToolError, acancel_run, arevise_run, tool
-from plan_adapter.approvals import Answer, StandingApproval
-from plan_adapter.canonical import runbook_digest
-from plan_adapter.errors import StoreError
 from plan_adapter.gates.approval import PendingGate, text_to_sign
 from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.identity import ProofContext, approval_from
 from plan_adapter.gates.policy import Policy
-from plan_adapter.options import ApprovalPolicy, Effect
-from plan_adapter.plan import ExecutionPlan, Rollback, new_id
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Answer, StandingApproval
+from plan_adapter.model.canonical import runbook_digest
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.options import ApprovalPolicy, Effect
+from plan_adapter.model.plan import ExecutionPlan, Rollback, new_id
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.settings import Settings
-from plan_adapter.status import RunReason
 from plan_adapter.store.policies import NewPolicy
 from tests.gates.world import FormAnswers, World
 from tests.identity.conftest import make_key

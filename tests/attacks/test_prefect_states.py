@@ -32,9 +32,9 @@ from plan_adapter import (
     tool,
     validate,
 )
-from plan_adapter.approvals import Gate
 from plan_adapter.engine.internals import rerun
-from plan_adapter.status import StepStatus
+from plan_adapter.model.approvals import Gate
+from plan_adapter.model.status import StepStatus
 from tests.engine.calls import flow_run, task_runs
 from tests.gates.world import World
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.errors import ToolError
+from plan_adapter.model.errors import ToolError
 from plan_adapter.tools.http import http_get, http_send
 from plan_adapter.tools.tool import ToolContext
 from tests.tools.conftest import context

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.errors import ToolError
+from plan_adapter.model.errors import ToolError
 from plan_adapter.tools.sql import sql_execute, sql_query
 from tests.postgres import PostgresServer
 

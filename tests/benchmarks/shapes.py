@@ -4,8 +4,8 @@ import heapq
 import random
 from dataclasses import dataclass
 
-from plan_adapter import graph
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.model import graph
+from plan_adapter.model.plan import ExecutionPlan
 
 
 @dataclass(frozen=True)

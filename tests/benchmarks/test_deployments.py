@@ -16,7 +16,7 @@ from prefect.client.orchestration import PrefectClient
 from prefect.settings import temporary_settings
 
 from plan_adapter import ExecutionPlan, dump_plan
-from plan_adapter.options import Input
+from plan_adapter.model.options import Input
 from tests.benchmarks.by_hand import SHAPE
 from tests.deployments.composed import VALUES, Composed, composed
 

@@ -10,7 +10,7 @@ import pytest
 from plan_adapter.agent.completions import Completion
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
-from plan_adapter.drafts import PlanRequest, Usage
+from plan_adapter.model.drafts import PlanRequest, Usage
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 

@@ -26,9 +26,9 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import get_current_settings, temporary_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from plan_adapter.record import PlanRun
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import run_plan
-from plan_adapter.status import PlanStatus
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
-from plan_adapter.approvals import ApprovalRequest, Gate, GatePolicy
 from plan_adapter.engine.connection import Server
 from plan_adapter.gates.approval import answer_to
-from plan_adapter.gates.plan_text import plan_gate_text
-from plan_adapter.plan import new_id
+from plan_adapter.model.approvals import ApprovalRequest, Gate, GatePolicy
+from plan_adapter.model.plan import new_id
+from plan_adapter.text.plan_text import plan_gate_text
 from tests.gates.plans import big_plan, bound
 from tests.postgres import PostgresServer
 

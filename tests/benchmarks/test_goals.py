@@ -9,14 +9,14 @@ import pytest
 
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.agent.completions import Completion
-from plan_adapter.agent.goals import PromptedGoalModel
+from plan_adapter.agent.goal_model import PromptedGoalModel
 from plan_adapter.agent.openai_model import OpenAIModel
-from plan_adapter.drafts import Usage
-from plan_adapter.execution.secrets import Redactor
-from plan_adapter.plan import Step
+from plan_adapter.execution.redactor import Redactor
+from plan_adapter.model.drafts import Usage
+from plan_adapter.model.plan import Step
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.status import PlanStatus
 from plan_adapter.validation import bind_inputs, validate
 from tests.agent.goals import call, model_answer
 

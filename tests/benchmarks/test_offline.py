@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import arun_plan
-from plan_adapter.status import PlanStatus
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.execution.history import RunHistory
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import aresume_run, arun_plan
-from plan_adapter.status import PlanStatus
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, tool

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import GateKind
+from plan_adapter.model.approvals import GateKind
 from tests.browser.pages import BrowserUser
 from tests.engine.gates import resume, wait_for_state
 

@@ -14,9 +14,9 @@ import pytest
 from prefect import get_client
 from prefect.states import Scheduled
 
-from plan_adapter.approvals import GateKind
 from plan_adapter.engine.connection import Server
-from plan_adapter.status import PlanStatus
+from plan_adapter.model.approvals import GateKind
+from plan_adapter.model.status import PlanStatus
 from tests.agent.goal_players import playing, writes
 from tests.agent.server import ScriptedServer
 from tests.browser.answering import ApiRespondent, NewerUi, OlderUi, Page, Respondent

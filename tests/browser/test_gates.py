@@ -8,8 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 import pyotp
 import pytest
 
-from plan_adapter.approvals import Approval
 from plan_adapter.gates.approval import os_user
+from plan_adapter.model.approvals import Approval
 from plan_adapter.store.store import PlanStore
 from tests.browser.pages import BrowserUser, is_in_viewport
 from tests.browser.running import RunningPlan, Workspace

@@ -4,9 +4,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from plan_adapter.hooks import Event, EventKind
-from plan_adapter.record import PlanRun, StepRun
-from plan_adapter.status import PlanStatus, StepStatus
+from plan_adapter.model.hooks import Event, EventKind
+from plan_adapter.model.record import PlanRun, StepRun
+from plan_adapter.model.status import PlanStatus, StepStatus
 
 NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.cli.app import main
-from plan_adapter.private_files import make_folder
+from plan_adapter.local.private_files import make_folder
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.problems import CATALOGUE
+from plan_adapter.model.problems import CATALOGUE
 from tests.cases import for_each
 from tests.cli.conftest import Plan
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.documents import load_plan
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
 from plan_adapter.store.store import PlanStore
 from tests.agent.conftest import forget_model_servers
 from tests.agent.server import Reply, Request, says, scripted

@@ -174,7 +174,7 @@ def _signature(key: Path, row: dict[str, Any], run_id: str) -> str:
 
 def _rebuild_audit_log(document: dict[str, Any]) -> None:
     """Rebuild the audit log, as someone with write access to everything could."""
-    from plan_adapter.store import audit, entries
+    from plan_adapter.store.proof import audit, entries
 
     approval = document["approvals"][0]
     before = audit.genesis_digest(document["run"])

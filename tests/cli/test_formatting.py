@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from plan_adapter import ExecutionPlan, format_plan
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from tests.cli.builders import NOW, a_run, a_step
 
 

@@ -21,7 +21,7 @@ from pyotp.totp import TOTP
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.run_logs import flow_run_logs
 from plan_adapter.gates.approval import os_user
-from plan_adapter.readable import moment
+from plan_adapter.model.readable import moment
 from tests.cli.conftest import CommandResult, Plan
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_terminal import BOUND_SECONDS, REAL_PLAN, Terminal, environment, piped, terminals

@@ -10,7 +10,7 @@ import pytest
 
 import plan_adapter
 from plan_adapter.gates.approval import os_user
-from plan_adapter.rounds import CHECKS
+from plan_adapter.model.rounds import CHECKS
 from tests.agent.conftest import forget_model_servers
 from tests.agent.goal_players import Player, Seen, Verifier, decides, playing, reads, writes
 from tests.agent.server import scripted

@@ -9,7 +9,7 @@ import pytest
 
 from plan_adapter.documents import load_plan
 from tests.cli.conftest import Plan
-from tests.runbooks.builders import FIXTURES
+from tests.importers.builders import FIXTURES
 
 NASTY = 'a\'b "c" $(touch hacked) `touch hacked` ; touch hacked'
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from plan_adapter.gates.approval import os_user
-from plan_adapter.store import entries
-from plan_adapter.store.audit import entry_digest, genesis_digest
+from plan_adapter.store.proof import entries
+from plan_adapter.store.proof.audit import entry_digest, genesis_digest
 from tests.cli.conftest import CommandResult, Plan
 from tests.cli.gated import signer
 from tests.cli.test_run import GREET, TOOLS, document, step

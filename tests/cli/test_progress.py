@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from plan_adapter.approvals import Gate, GatePolicy
-from plan_adapter.cli.codes import ExitCode, code_of_run
+from plan_adapter.cli.exit_codes import ExitCode, code_of_run
 from plan_adapter.cli.foreground import choose_display
 from plan_adapter.cli.live import LiveDisplay
 from plan_adapter.cli.progress import CARRIED_LINES, JsonDisplay, PlainDisplay
 from plan_adapter.cli.records import run_status_line, step_end_text
-from plan_adapter.hooks import Event
-from plan_adapter.status import PlanStatus, RunReason, StepStatus
+from plan_adapter.model.approvals import Gate, GatePolicy
+from plan_adapter.model.hooks import Event
+from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
 from tests.cli.builders import NOW, a_run, a_step, sample_events
 
 

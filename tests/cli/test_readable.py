@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from plan_adapter.readable import (
+from plan_adapter.model.readable import (
     as_text,
     code,
     duration,

@@ -304,7 +304,7 @@ def test_doctor_reports_problems_and_exits_with_2(plan: Plan) -> None:
 
 
 def test_an_unexpected_error_prints_one_line_and_saves_the_traceback(plan: Plan, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plan_adapter.cli import explain
+    from plan_adapter.cli.verbs import explain
 
     def broken(_code: str | None = None, /) -> int:
         raise ZeroDivisionError("postgresql://me:s3cret@host/db")

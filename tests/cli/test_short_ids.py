@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from plan_adapter.cli.answers import GateSelector
-from plan_adapter.cli.codes import UsageError
+from plan_adapter.cli.answering import GateSelector
+from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.cli.remote import _find_form  # pyright: ignore[reportPrivateUsage]
 from plan_adapter.engine.gate_forms import OpenForm
 from plan_adapter.engine.local_server import server_status
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
 from tests.cli.conftest import Plan
 from tests.cli.gated import waiting
 from tests.cli.test_run import TOOLS

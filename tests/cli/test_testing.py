@@ -99,7 +99,7 @@ def test_the_example_in_the_guide_passes(plan: Plan) -> None:
 
 
 def test_a_folder_is_deployed_without_its_test_files(plan: Plan) -> None:
-    from plan_adapter.cli.deploy import plans_in
+    from plan_adapter.cli.verbs.deploy import plans_in
 
     write("cases: {}", name="runbooks/web")
     assert [runbook.description for runbook in plans_in(Path("runbooks"))] == ["Restart one web node"]

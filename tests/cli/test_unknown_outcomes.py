@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.gates.approval import os_user
-from plan_adapter.readable import moment
+from plan_adapter.model.readable import moment
 from tests.cli.conftest import Plan
 from tests.cli.test_run import TOOLS, document, step
 from tests.cli.test_waiting import Processes, line_with, processes

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from plan_adapter import ToolRegistry, load_plan
-from plan_adapter.approvals import Gate, GatePolicy
-from plan_adapter.plan import new_id
+from plan_adapter.model.approvals import Gate, GatePolicy
+from plan_adapter.model.plan import new_id
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run
 from plan_adapter.store.store import PlanStore

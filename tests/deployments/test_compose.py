@@ -9,7 +9,7 @@ import pytest
 from prefect.settings import Settings as PrefectSettings
 from prefect.settings.legacy import _get_valid_setting_names as prefect_setting_names
 
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
 from tests.cases import for_each
 from tests.deployments.composed import COMPOSE, EXEC, FILE, ROOT, SERVICES, VARIABLE, Composed, composed
 

@@ -36,7 +36,7 @@ from plan_adapter import (
 )
 from plan_adapter.blocks import PlanStoreDatabase
 from plan_adapter.engine.connection import Server
-from plan_adapter.options import ApprovalPolicy, Input
+from plan_adapter.model.options import ApprovalPolicy, Input
 from tests.agent.server import says, scripted
 
 T = TypeVar("T")

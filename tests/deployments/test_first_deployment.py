@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
-from plan_adapter.approvals import Gate
+from plan_adapter.model.approvals import Gate
 from tests import installed
 from tests.conftest import PrepareServer
 from tests.test_readme import BLOCK, commands

@@ -40,7 +40,7 @@ async def test_this_repository_passes_its_own_pipeline(run_runbook: RunRunbook, 
         repository=str(repository),
         workspace=str(tmp_path / "workspace"),
         python=sys.executable,
-        tests=["tests/plan", "tests/test_layering.py"],
+        tests=["tests/model", "tests/test_layering.py"],
     )
 
     assert run.status is PlanStatus.COMPLETED, [(step.id, step.error) for step in run.steps]
@@ -54,7 +54,7 @@ async def test_a_broken_module_fails_the_pipeline_and_the_other_checks_still_run
     subprocess.run(["git", "-c", "user.name=Ana", "-c", "user.email=a@b.invalid", "commit", "-qam", "Break it"], cwd=repository, check=True)
 
     run = await run_runbook(
-        "own-pipeline", repository=str(repository), workspace=str(tmp_path / "workspace"), python=sys.executable, tests=["tests/plan"]
+        "own-pipeline", repository=str(repository), workspace=str(tmp_path / "workspace"), python=sys.executable, tests=["tests/model"]
     )
 
     assert run.status is PlanStatus.PARTIAL

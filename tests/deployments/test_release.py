@@ -14,14 +14,14 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.workers.process import ProcessWorker
 
-from plan_adapter.approvals import Gate
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.gate_forms import resume_released
 from plan_adapter.flows import run_plan
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
-from plan_adapter.record import PlanRun
-from plan_adapter.status import PlanStatus, RunReason
+from plan_adapter.model.approvals import Gate
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 from tests.engine.gates import resume
 

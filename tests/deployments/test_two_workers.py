@@ -21,7 +21,7 @@ from prefect.settings import temporary_settings
 from prefect.states import Scheduled
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore
-from plan_adapter.status import RunReason
+from plan_adapter.model.status import RunReason
 from tests.deployments.composed import VALUES, Composed, composed, has_namespaces
 
 pytestmark = pytest.mark.thorough

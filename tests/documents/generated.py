@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from plan_adapter.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow
-from plan_adapter.plan import ExecutionPlan, Rollback, Step
+from plan_adapter.model.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow
+from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30) | st.sampled_from(
     [

@@ -8,10 +8,10 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from plan_adapter.canonical import plan_digest
 from plan_adapter.documents import dump_plan, load_plan, read_document
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.problems import Problem
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.problems import Problem
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation import find_problems, validate

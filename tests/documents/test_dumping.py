@@ -7,11 +7,11 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from plan_adapter.canonical import plan_digest
 from plan_adapter.documents import dump_plan, load_plan, read_document
 from plan_adapter.documents.yaml_text import core_value
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.plan import ExecutionPlan
 from tests.documents.generated import plans, texts
 
 FULL = """\

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from plan_adapter.canonical import plan_digest
 from plan_adapter.documents import dump_plan, load_plan, read_document
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import ExecutionPlan
 
 GO = {
     "ID": "plan-1",

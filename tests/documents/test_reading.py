@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from plan_adapter.documents import load_plan, locate, read_document, read_file, read_mapping
 from plan_adapter.documents.nodes import Node
 from plan_adapter.documents.reading import read_text
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.values import normalize
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.values import normalize
 from tests.documents.generated import values
 
 PLAN = """\

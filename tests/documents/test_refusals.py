@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.canonical import plan_digest
 from plan_adapter.documents import dump_plan, load_plan, read_document, read_file
 from plan_adapter.documents.reading import MAX_BYTES
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.problems import CATALOGUE, Problem
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.problems import CATALOGUE, Problem
 
 DEEP = 100_000
 

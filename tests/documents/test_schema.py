@@ -10,9 +10,9 @@ from jsonschema import Draft202012Validator
 
 from plan_adapter.documents import dump_plan, is_test_file, plan_schema, read_document, read_file
 from plan_adapter.documents.yaml_text import read_yaml
-from plan_adapter.options import ApprovalPolicy, ExecutionOptions, Input
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.problems import CATALOGUE
+from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions, Input
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.problems import CATALOGUE
 from tests.documents.generated import plans
 from tests.documents.test_dumping import FULL
 from tests.documents.test_key_styles import SNAKE

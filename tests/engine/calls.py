@@ -12,9 +12,9 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, LogFi
 from prefect.client.schemas.objects import FlowRun, State, TaskRun
 
 from plan_adapter.execution.ports import AttemptEnd
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.record import PlanRun, StepRun
-from plan_adapter.status import PlanStatus, RunReason, StepStatus
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.record import PlanRun, StepRun
+from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import ValidatedPlan, validate

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.engine.local_server import ensure_server, server_status, stop_server
-from plan_adapter.errors import NoServerError
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NoServerError
 from tests.conftest import PrepareServer
 from tests.engine.local_homes import FirstServer, Notices, addresses_of_listeners, folder_of, get, pid_of, port_of, state_of
 

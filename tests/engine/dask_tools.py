@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import get_worker
 
-from plan_adapter.errors import ToolError, UnknownOutcomeError
+from plan_adapter.model.errors import ToolError, UnknownOutcomeError
 from plan_adapter.tools.tool import ToolContext, tool
 
 

@@ -15,11 +15,11 @@ from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import OrchestrationResult
 
-from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateKind, GatePolicy
 from plan_adapter.engine.internals import retry_busy_server_soon
 from plan_adapter.gates.approval import answer_to, refusal
 from plan_adapter.gates.identity import identity_without_proof
-from plan_adapter.plan import new_id
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateKind, GatePolicy
+from plan_adapter.model.plan import new_id
 
 WAIT_SECONDS = 120.0
 GOOD: dict[str, Any] = {"decision": "approve", "approver": "ana", "note": "looks right"}

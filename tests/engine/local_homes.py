@@ -7,7 +7,7 @@ from typing import Any
 
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.server_state import ServerFolder, ServerState
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
 
 Notices = list[str]
 

@@ -12,10 +12,10 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import temporary_settings
 
 from plan_adapter.engine.connection import Server
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import arun_plan, compile_plan
-from plan_adapter.status import PlanStatus
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate

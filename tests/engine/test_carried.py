@@ -12,8 +12,8 @@ from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, ToolRegistry, are
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.states import MAX_MESSAGE_CHARACTERS, state_of_carried
 from plan_adapter.engine.tasks import PrefectStepRunner
-from plan_adapter.record import StepRun
-from plan_adapter.status import StepStatus
+from plan_adapter.model.record import StepRun
+from plan_adapter.model.status import StepStatus
 from tests.engine.calls import ScriptedCall, step_run, task_runs
 
 pytestmark = pytest.mark.thorough

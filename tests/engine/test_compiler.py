@@ -15,10 +15,10 @@ from prefect.states import Cancelled, Cancelling
 from plan_adapter.engine.flow import build_flow, run_flow
 from plan_adapter.engine.flow_runs import cancellation_reason
 from plan_adapter.engine.tasks import PrefectStepRunner
-from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunFailedError
-from plan_adapter.readable import prose, safe_name
-from plan_adapter.record import PlanRun
-from plan_adapter.status import PlanStatus, RunReason, StepStatus
+from plan_adapter.model.errors import InvalidPlanError, NotApprovedError, RunFailedError
+from plan_adapter.model.readable import prose, safe_name
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
 from tests.engine.calls import ScriptedCall, failed, flow_run, plan_run, step_run, task_runs, validated
 
 INPUTS: dict[str, Any] = {

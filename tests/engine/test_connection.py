@@ -21,8 +21,8 @@ from plan_adapter.engine.connection import (
     url_without_credentials,
     use_server,
 )
-from plan_adapter.errors import NoServerError
 from plan_adapter.gates.approval import os_user
+from plan_adapter.model.errors import NoServerError
 from tests.engine.gateway import Gateway, self_signed
 
 URL = "http://127.0.0.1:1/api"
@@ -95,7 +95,7 @@ def in_a_new_process(*variables: str, home: Path | None = None) -> str:
     code = (
         "import sys\n"
         "from plan_adapter.engine.connection import configured_api_url, url_source\n"
-        "from plan_adapter.errors import NoServerError\n"
+        "from plan_adapter.model.errors import NoServerError\n"
         "try: print(configured_api_url(), url_source() if 'prefect' in sys.modules else 'Prefect is not imported')\n"
         "except NoServerError as error: print('NoServerError', error)\n"
     )

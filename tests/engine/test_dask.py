@@ -14,7 +14,7 @@ from distributed import LocalCluster, Queue
 
 from plan_adapter.engine.dask import DaskCluster, _start_once
 from plan_adapter.execution.worker import PackedCall
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.tools.imports import import_object
 from tests.engine import dask_tools
 from tests.execution.support import Execution, plan_of

@@ -9,7 +9,7 @@ from prefect.settings import temporary_settings
 
 from plan_adapter.engine.connection import Server, server_version
 from plan_adapter.engine.diagnosis import Finding, diagnose
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
 
 
 def bad(findings: list[Finding]) -> list[Finding]:

@@ -12,14 +12,14 @@ from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
 from prefect.states import Completed
 
-from plan_adapter.approvals import ApprovalRequest, Gate, GatePolicy
 from plan_adapter.engine import gate_display as gate_events
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate_display import artifact_key, emit_gate_event, publish_text
 from plan_adapter.gates.approval import answer_to
-from plan_adapter.plan import new_id
-from plan_adapter.record import PlanRun
-from plan_adapter.status import PlanStatus
+from plan_adapter.model.approvals import ApprovalRequest, Gate, GatePolicy
+from plan_adapter.model.plan import new_id
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

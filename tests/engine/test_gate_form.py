@@ -7,7 +7,6 @@ from typing import Any, get_args
 import pytest
 from prefect.utilities.schema_tools.validation import is_valid
 
-from plan_adapter.approvals import Answer, ApprovalRequest, GateKind, GatePolicy
 from plan_adapter.engine.form import (
     MAX_TEXT_CHARACTERS,
     NotAnAnswerError,
@@ -17,8 +16,9 @@ from plan_adapter.engine.form import (
     parse_answer,
     without_folding,
 )
-from plan_adapter.options import Input, KnownBy
-from plan_adapter.validation.input_schema import input_from_schema
+from plan_adapter.model.approvals import Answer, ApprovalRequest, GateKind, GatePolicy
+from plan_adapter.model.options import Input, KnownBy
+from plan_adapter.validation.inputs import input_from_schema
 from tests.engine.gates import GOOD, request_of
 
 EVERY_PROOF = ("ssh_signature", "totp", "os_user", "form", "unverified")

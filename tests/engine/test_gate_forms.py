@@ -12,11 +12,11 @@ from prefect.client.schemas.objects import State
 from prefect.input import acreate_flow_run_input
 from prefect.states import Completed, Running
 
-from plan_adapter.approvals import Answer, GatePolicy
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate import show_gate_form
 from plan_adapter.engine.gate_forms import OpenForm, answer_form, collect_answer, open_forms, resume_released
-from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.approvals import Answer, GatePolicy
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from tests.engine.gates import GOOD, InMemoryGate, flow_run, request_of, resume
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -12,10 +12,10 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.states import Cancelled, Cancelling, Completed, Running
 
-from plan_adapter.approvals import Answer
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate import GateCancelledError, show_gate_form
-from plan_adapter.errors import StoreError
+from plan_adapter.model.approvals import Answer
+from plan_adapter.model.errors import StoreError
 from tests.engine.gates import GOOD, WAIT_SECONDS, InMemoryGate, flow_run, request_of, resume
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

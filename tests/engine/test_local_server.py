@@ -14,7 +14,7 @@ import pytest
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.local_server import begin_server, ensure_server, server_status, stop_server
 from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, process_start, server_environment
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
 from tests.engine.local_homes import FirstServer, folder_of, pid_of, port_of, state_of
 from tests.processes import Program
 
@@ -101,7 +101,7 @@ def test_a_large_log_is_rotated(settings: Settings) -> None:
 def test_two_commands_at_once_start_one_server(settings: Settings) -> None:
     code = (
         "from plan_adapter.engine.local_server import ensure_server\n"
-        "from plan_adapter.settings import Settings\n"
+        "from plan_adapter.local.settings import Settings\n"
         "server = ensure_server(Settings(), notify=print)\n"
         "print(server.pid, server.started)\n"
     )
@@ -118,7 +118,7 @@ def test_ctrl_c_in_the_terminal_that_started_it_does_not_end_it(settings: Settin
     code = (
         "import time\n"
         "from plan_adapter.engine.local_server import begin_server\n"
-        "from plan_adapter.settings import Settings\n"
+        "from plan_adapter.local.settings import Settings\n"
         "begin_server(Settings(), notify=lambda line: print(line, flush=True)).wait()\n"
         "time.sleep(600)\n"
     )

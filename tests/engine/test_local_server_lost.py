@@ -14,8 +14,8 @@ from plan_adapter.engine import local_server
 from plan_adapter.engine.diagnosis import diagnose
 from plan_adapter.engine.local_server import begin_server, ensure_server, server_for, server_status, stop_server
 from plan_adapter.engine.server_state import process_start
-from plan_adapter.errors import NoServerError
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NoServerError
 from tests.engine.local_homes import FirstServer, Notices, folder_of, pid_of, state_of
 
 

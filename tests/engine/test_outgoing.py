@@ -21,10 +21,7 @@ from websockets.asyncio.connection import Connection
 
 import plan_adapter
 from plan_adapter import ExecutionPlan, Input, PlanStatus, PlanStore, PrefectApprover, ToolRegistry, arun_plan, dump_plan, tool
-from plan_adapter.approvals import ApprovalRequest, Gate
 from plan_adapter.cli.app import main
-from plan_adapter.draft_text import draft_text
-from plan_adapter.drafts import Draft, PlanRequest
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.deployments import DeploymentOptions, deployer
 from plan_adapter.engine.drafting import current_flow_run, publish_draft, publish_summary, run_as_task
@@ -33,14 +30,16 @@ from plan_adapter.engine.outgoing import artifact_key, event_payload, label, log
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.options import Question
-from plan_adapter.plan import Rollback, Step
-from plan_adapter.readable import safe_name, visible
+from plan_adapter.model.approvals import ApprovalRequest, Gate
+from plan_adapter.model.drafts import Draft, PlanRequest
+from plan_adapter.model.options import Question
+from plan_adapter.model.plan import Rollback, Step
+from plan_adapter.model.readable import safe_name, visible
 from plan_adapter.runbooks.deploy import runbook_deployment
+from plan_adapter.text.draft_text import draft_text
 from plan_adapter.tools.tool import ToolContext
 from plan_adapter.validation import find_problems, validate
-from plan_adapter.validation.input_schema import form_schema, input_from_schema
-from plan_adapter.validation.inputs import read_values
+from plan_adapter.validation.inputs import form_schema, input_from_schema, read_values
 from tests.cases import for_each
 
 HOSTILE = {

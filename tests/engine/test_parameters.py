@@ -12,7 +12,7 @@ from prefect.flow_engine import run_flow, run_flow_in_subprocess
 
 from plan_adapter import flows
 from plan_adapter.engine.flow import build_flow
-from plan_adapter.record import PlanRun
+from plan_adapter.model.record import PlanRun
 from tests.engine.calls import flow_run as flow_run_of
 from tests.engine.calls import plan_run, validated
 

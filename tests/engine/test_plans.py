@@ -10,13 +10,13 @@ import pytest
 from prefect import Flow, get_client, tags
 from prefect.client.schemas.objects import TaskRun
 
-from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.gates.approval import answer_to, approve
-from plan_adapter.options import Input
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import PlanRun
+from plan_adapter.model.approvals import ApprovalRequest
+from plan_adapter.model.options import Input
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import acancel_run, aresume_run, arun_plan, compile_plan
-from plan_adapter.status import PlanStatus
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import ToolContext, tool
@@ -273,7 +273,7 @@ def test_a_compiled_plan_can_be_pickled_for_the_process_that_serves_it() -> None
 
 
 def plan_input(kind: str) -> object:
-    from plan_adapter.options import Input
+    from plan_adapter.model.options import Input
 
     return Input.model_validate({"type": kind})
 

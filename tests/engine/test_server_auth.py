@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import temporary_settings
 
-from plan_adapter.engine.connection import Server
-from plan_adapter.engine.server_auth import demands_authentication
+from plan_adapter.engine.connection import Server, demands_authentication
 from tests.engine.gateway import Gateway, self_signed
 
 

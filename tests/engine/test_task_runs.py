@@ -12,9 +12,9 @@ from prefect.states import Completed
 
 from plan_adapter.engine.internals import MAX_EDGES
 from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
-from plan_adapter.errors import StoreError
 from plan_adapter.execution.ports import AttemptEnd
-from plan_adapter.status import Outcome, StepStatus
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.status import Outcome, StepStatus
 from tests.engine.calls import ScriptedCall, failed, logs_of, states_of, step_run, succeeded, task_runs
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

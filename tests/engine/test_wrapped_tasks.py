@@ -18,8 +18,8 @@ from prefect.runtime import task_run as runtime_task_run
 from prefect.transactions import Transaction, get_transaction, transaction
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore, RunFailedError, ToolRegistry, arun_plan, as_tool, tool
+from plan_adapter.model.status import Outcome
 from plan_adapter.runner import acancel_run, compile_plan
-from plan_adapter.status import Outcome
 from plan_adapter.validation import validate
 from tests.engine.wrapped import a_plan, shown
 

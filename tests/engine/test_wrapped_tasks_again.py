@@ -17,7 +17,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore, ToolRegistry, aresume_run, as_tool, tool
 from plan_adapter.engine.tasks import PrefectStepRunner
-from plan_adapter.errors import ToolDefinitionError
+from plan_adapter.model.errors import ToolDefinitionError
 from plan_adapter.runner import compile_plan
 from plan_adapter.validation import validate
 from tests.engine.calls import ScriptedCall, failed, flow_run, succeeded, task_runs

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from plan_adapter.approvals import Approval
 from plan_adapter.execution.ports import GatedCall, GateRefusal
-from plan_adapter.goals import AbortIntent, ExecuteDecision, Goal, GoalAction, RoundAnswer, ToolCallIntent, Verdict
-from plan_adapter.plan import ExecutionPlan, Step, new_id
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.goals import AbortIntent, ExecuteDecision, Goal, GoalAction, RoundAnswer, ToolCallIntent, Verdict
+from plan_adapter.model.plan import ExecutionPlan, Step, new_id
 from plan_adapter.tools.tool import tool
 
 

@@ -10,24 +10,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from plan_adapter.errors import StoreError, ToolError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.limits import Slots
 from plan_adapter.execution.ports import Cluster, Outcomes, StepGates
+from plan_adapter.execution.redactor import RunSecrets
 from plan_adapter.execution.results import ResultLimit
+from plan_adapter.execution.run_status import ending_of
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import Publish, RunScope
-from plan_adapter.execution.secrets import RunSecrets
-from plan_adapter.execution.status import ending_of
 from plan_adapter.gates.approval import approval_not_required, approved_plan
-from plan_adapter.goals import GoalModel
-from plan_adapter.hooks import Event, Hooks
-from plan_adapter.host_process import HostProcess
-from plan_adapter.plan import ExecutionPlan, new_id
-from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
-from plan_adapter.status import PlanStatus
+from plan_adapter.model.errors import StoreError, ToolError
+from plan_adapter.model.goals import GoalModel
+from plan_adapter.model.hooks import Event, Hooks
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.plan import ExecutionPlan, new_id
+from plan_adapter.model.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import bind_inputs, validate

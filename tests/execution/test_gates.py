@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from plan_adapter.approvals import Approval
-from plan_adapter.canonical import call_digest
 from plan_adapter.execution.limits import RunClock
 from plan_adapter.execution.ports import GatedCall, GateRefusal
-from plan_adapter.plan import Step, new_id
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.canonical import call_digest
+from plan_adapter.model.plan import Step, new_id
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import tool
 from tests.execution.support import Execution, plan_of
 from tests.execution.test_scheduler import World
@@ -213,7 +213,7 @@ async def test_an_approved_call_is_retried_under_the_same_approval():
 
 
 async def test_a_refused_intent_fails_the_step_without_a_call_or_retry():
-    from plan_adapter.errors import NotApprovedError
+    from plan_adapter.model.errors import NotApprovedError
 
     world, approvers = World(), Approvers()
     plan = gated({"gate": []}, "gate")

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 from pydantic import BaseModel
 
-from plan_adapter.approvals import Resolution
-from plan_adapter.errors import UnknownOutcomeError
 from plan_adapter.execution.ports import GateRefusal, RecordedResolution, UnknownOutcome
-from plan_adapter.goals import ToolCallIntent
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import Step
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.approvals import Resolution
+from plan_adapter.model.errors import UnknownOutcomeError
+from plan_adapter.model.goals import ToolCallIntent
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import Step
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import tool
 from tests.execution.pursuing import Board, ScriptedGates, ScriptedModel, ends, goal_plan, reads, says, writes
 from tests.execution.support import Execution

@@ -2,9 +2,9 @@
 
 import pytest
 
-from plan_adapter.goals import ToolCallIntent, Verdict
-from plan_adapter.plan import Step
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.goals import ToolCallIntent, Verdict
+from plan_adapter.model.plan import Step
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import ToolContext, tool
 from tests.execution.pursuing import BROKEN, Board, ScriptedGates, ScriptedModel, ends, gives_up, goal_plan, reads, says, writes
 from tests.execution.support import Execution

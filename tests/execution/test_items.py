@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.options import Input
-from plan_adapter.plan import ExecutionPlan, Rollback
-from plan_adapter.status import StepStatus
+from plan_adapter.model.options import Input
+from plan_adapter.model.plan import ExecutionPlan, Rollback
+from plan_adapter.model.status import StepStatus
 from plan_adapter.tools.tool import ToolContext, tool
 from tests.execution.support import Execution
 from tests.execution.undoing import World, rollback_of

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from plan_adapter.errors import StoreError
-from plan_adapter.status import Outcome, StepStatus
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.status import Outcome, StepStatus
 from plan_adapter.tools.tool import ToolContext, tool
 from tests.execution import flow_of_a_module, tools_of_a_module
 from tests.execution.support import Execution, plan_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from plan_adapter.execution import previewing
-from plan_adapter.execution.secrets import RunSecrets
-from plan_adapter.status import Outcome, PlanStatus
+from plan_adapter.execution.redactor import RunSecrets
+from plan_adapter.model.status import Outcome, PlanStatus
 from plan_adapter.tools.tool import Tool, tool
 from tests.execution.pursuing import ScriptedGates, ScriptedModel, ends, goal_plan, reads, writes
 from tests.execution.support import Execution, plan_of

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from plan_adapter import graph
-from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import Record, ResumeOptions, StepChoice, choices
+from plan_adapter.model import graph
+from plan_adapter.model.errors import RunConflictError
 
 CHAIN = {"build": (), "test": ("build",), "publish": ("test",), "notes": ("build",), "tell": ("publish", "notes")}
 

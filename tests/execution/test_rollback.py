@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.status import rolls_back
-from plan_adapter.hooks import Hooks
-from plan_adapter.plan import Rollback as RollbackCall
-from plan_adapter.status import Outcome, RunReason, StepStatus
+from plan_adapter.execution.run_status import rolls_back
+from plan_adapter.model.hooks import Hooks
+from plan_adapter.model.plan import Rollback as RollbackCall
+from plan_adapter.model.status import Outcome, RunReason, StepStatus
 from tests.execution.support import Execution, plan_of
 from tests.execution.undoing import World, rollback_of, run_and_undo, undoable
 

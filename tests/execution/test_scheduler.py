@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import tool
 from tests.execution.support import Execution, ancestors, plan_of
 

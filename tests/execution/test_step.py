@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.errors import StoreError, ToolError, UnknownOutcomeError
 from plan_adapter.execution.call_arguments import RetryPolicy
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import AttemptEnd
-from plan_adapter.hooks import Hooks
-from plan_adapter.plan import Step
-from plan_adapter.record import Attempt, Receipt
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.errors import StoreError, ToolError, UnknownOutcomeError
+from plan_adapter.model.hooks import Hooks
+from plan_adapter.model.plan import Step
+from plan_adapter.model.record import Attempt, Receipt
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import ToolContext, tool
 from tests.execution.support import Execution, MemoryRecorder, flaky, plan_of
 

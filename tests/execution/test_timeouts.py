@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import ToolContext, tool
 from tests.execution import tools_of_a_module
 from tests.execution.support import Execution, flaky, plan_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import UnknownOutcomeError
+from plan_adapter.model.errors import UnknownOutcomeError
 from plan_adapter.tools.tool import ToolContext, tool
 
 

@@ -3,12 +3,12 @@
 import asyncio
 from typing import Any
 
-from plan_adapter.errors import UnknownOutcomeError
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback import Rollback
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.plan import Rollback as RollbackCall
+from plan_adapter.model.errors import UnknownOutcomeError
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.plan import Rollback as RollbackCall
 from plan_adapter.tools.tool import ToolContext, tool
 from tests.execution.support import Execution, plan_of
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from plan_adapter.expressions import Declarations, Variables, compile_template
-from plan_adapter.options import Input
-from plan_adapter.problems import Problem
+from plan_adapter.model.options import Input
+from plan_adapter.model.problems import Problem
 
 INPUTS = {
     "host": Input(type="string"),

@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import Declarations, Variables, compile_template, has_expression
-from plan_adapter.options import Input
-from plan_adapter.values import normalize
+from plan_adapter.model.errors import ExpressionError
+from plan_adapter.model.options import Input
+from plan_adapter.model.values import normalize
 from tests.expressions.builders import DECLARED, VALUES
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)

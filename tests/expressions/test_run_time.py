@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import Variables, compile_template, matches
+from plan_adapter.model.errors import ExpressionError
 from tests.expressions.builders import DECLARED, VALUES, resolve
 
 

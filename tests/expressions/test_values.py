@@ -8,7 +8,7 @@ import pytest
 
 from plan_adapter.expressions import Declarations, Variables, compile_template, has_expression
 from plan_adapter.expressions.references import replace_strings
-from plan_adapter.status import StepStatus
+from plan_adapter.model.status import StepStatus
 from tests.expressions.builders import DECLARED, VALUES, resolve
 
 

@@ -6,16 +6,17 @@ from typing import Any
 
 from sqlalchemy import update
 
-from plan_adapter.crash_points import CrashPoint
 from plan_adapter.execution import call_arguments, goal_calls, rollback
 from plan_adapter.execution import history as run_history
-from plan_adapter.execution.secrets import Redactor
-from plan_adapter.execution.status import Ending
-from plan_adapter.record import Attempt, Receipt
+from plan_adapter.execution.redactor import Redactor
+from plan_adapter.execution.run_status import Ending
+from plan_adapter.local.crash_points import CrashPoint
+from plan_adapter.model.record import Attempt, Receipt
+from plan_adapter.model.status import Outcome, PlanStatus
 from plan_adapter.runs import ending, resume, step_gates
-from plan_adapter.status import Outcome, PlanStatus
-from plan_adapter.store import audit, leases, outcomes, permission, recorder
-from plan_adapter.store.tables import leases as lease_table
+from plan_adapter.store import leases, outcomes, permission, recorder
+from plan_adapter.store.database.tables import leases as lease_table
+from plan_adapter.store.proof import audit
 from tests.faults.plans import Scenario, has_commands
 
 Target = tuple[CrashPoint, str | None]

@@ -18,19 +18,20 @@ from typing import Any, Literal
 import asyncpg  # noqa: F401  # loaded once by the fork server, not by each process
 from pydantic import JsonValue
 
-from plan_adapter import crash_points
-from plan_adapter.approvals import ApprovalRequest, Gate
-from plan_adapter.crash_points import CrashPoint
 from plan_adapter.gates.approval import approve
 from plan_adapter.gates.approvers import CallbackApprover
-from plan_adapter.readable import call_name
-from plan_adapter.record import Attempt, PlanRun, RunContext
+from plan_adapter.local import crash_points
+from plan_adapter.local.crash_points import CrashPoint
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import ApprovalRequest, Gate
+from plan_adapter.model.readable import call_name
+from plan_adapter.model.record import Attempt, PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.rollback import rollback_run
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.settings import Settings
-from plan_adapter.store import leases, postgresql, sqlite  # noqa: F401  # as above
+from plan_adapter.store import leases  # as above
+from plan_adapter.store.database import postgresql, sqlite  # noqa: F401  # as above
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from plan_adapter import crash_points
+from plan_adapter.local import crash_points
 from tests.faults.harness import Target
 from tests.faults.world import HERE, TOOLS
 

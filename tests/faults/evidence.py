@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from plan_adapter import ExecutionPlan, PlanRun
-from plan_adapter.approvals import StandingApproval
-from plan_adapter.options import Input, Question
-from plan_adapter.plan import Step
-from plan_adapter.readable import call_name
+from plan_adapter.model.approvals import StandingApproval
+from plan_adapter.model.options import Input, Question
+from plan_adapter.model.plan import Step
+from plan_adapter.model.readable import call_name
 from plan_adapter.tools.registry import ToolRegistry
 from tests.faults.goals import ModelCall
 from tests.faults.world import Line, Unit

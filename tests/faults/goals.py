@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from plan_adapter.crash_points import reached
-from plan_adapter.goals import AbortIntent, ExecuteDecision, Goal, RoundAnswer, ToolCallIntent, Verdict, VerdictWord
-from plan_adapter.options import Effect
-from plan_adapter.plan import Step
+from plan_adapter.local.crash_points import reached
+from plan_adapter.model.goals import AbortIntent, ExecuteDecision, Goal, RoundAnswer, ToolCallIntent, Verdict, VerdictWord
+from plan_adapter.model.options import Effect
+from plan_adapter.model.plan import Step
 
 RoundKind = Literal["look", "failing", "broken", "put", "write", "unwanted", "ask", "end", "abort"]
 """What a round of a script does: a tool call, a failing call, an invalid decision, a write that people reject, a question, or the end."""

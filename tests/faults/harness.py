@@ -11,18 +11,18 @@ from pathlib import Path
 from uuid import uuid4
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore
-from plan_adapter.approvals import ApprovalRequest, Decision, StandingApproval
-from plan_adapter.crash_points import CrashPoint
-from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.rollback_units import is_rolled_back, rolled_back_items, units_to_roll_back
 from plan_adapter.gates.approval import answer_to
-from plan_adapter.gates.standing import new_standing_approval
-from plan_adapter.options import Effect
-from plan_adapter.plan import ExecutionPlan, Step, new_id
-from plan_adapter.record import RunContext
+from plan_adapter.gates.coverage import new_standing_approval
+from plan_adapter.local.crash_points import CrashPoint
+from plan_adapter.model.approvals import ApprovalRequest, Decision, StandingApproval
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.options import Effect
+from plan_adapter.model.plan import ExecutionPlan, Step, new_id
+from plan_adapter.model.record import RunContext
+from plan_adapter.model.status import RunReason
 from plan_adapter.runner import arevise_run
-from plan_adapter.runs.started_commands import end_command
-from plan_adapter.status import RunReason
+from plan_adapter.runs.resolve import end_command
 from plan_adapter.validation import validate
 from tests.faults.check import units_of, violations
 from tests.faults.check_goals import goal_violations

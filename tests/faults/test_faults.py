@@ -11,9 +11,9 @@ from typing import cast
 import pytest
 
 from plan_adapter import PlanStatus, PlanStore
-from plan_adapter.crash_points import CrashPoint
-from plan_adapter.options import Effect
-from plan_adapter.record import RunContext
+from plan_adapter.local.crash_points import CrashPoint
+from plan_adapter.model.options import Effect
+from plan_adapter.model.record import RunContext
 from tests.faults import processes
 from tests.faults.child import STOPPED, Fault
 from tests.faults.goals import model_calls

@@ -13,7 +13,7 @@ from plan_adapter import (
     arun_plan,
     tool,
 )
-from plan_adapter.options import ApprovalPolicy
+from plan_adapter.model.options import ApprovalPolicy
 
 
 def tools_for(folder: Path) -> ToolRegistry:

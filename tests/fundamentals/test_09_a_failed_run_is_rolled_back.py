@@ -1,7 +1,7 @@
 """A step can declare how it is rolled back. When a run fails, its completed steps are rolled back, the last one first."""
 
 from plan_adapter import ExecutionPlan, ToolError, ToolRegistry, run_plan, tool
-from plan_adapter.plan import Rollback
+from plan_adapter.model.plan import Rollback
 
 
 def test_completed_steps_are_rolled_back_in_reverse_order() -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import Field
 
-from plan_adapter.options import ExecutionOptions, Input
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.model.options import ExecutionOptions, Input
+from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import BoundPlan, bind_inputs, validate

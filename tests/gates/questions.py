@@ -3,7 +3,7 @@
 from typing import Any
 
 from plan_adapter import ExecutionPlan, Input, Step
-from plan_adapter.options import Question
+from plan_adapter.model.options import Question
 
 FIELDS = {
     "choice": Input(type="string", enum=["switch", "wait", "降级"]),

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, Step, ToolRegistry, aresume_run, arun_plan, tool
-from plan_adapter.approvals import Approval, ApprovalRequest, Decision, GatePolicy
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, Rule
-from plan_adapter.options import Input
+from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, GatePolicy
+from plan_adapter.model.options import Input
 
 
 def request(*, name: str = "nightly-backup", step: str | None = None, by: str = "cron", digest: str = "d" * 64) -> ApprovalRequest:

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import true
 
 from plan_adapter import Hooks, NotApprovedError, PlanRun, RunConflictError, approve
-from plan_adapter.approvals import Answer
-from plan_adapter.options import ApprovalPolicy
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Answer
+from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.settings import Settings
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE, start
 from tests.gates.world import FixedApprover, FormAnswers, World, another

@@ -18,11 +18,11 @@ from plan_adapter import (
     arevise_run,
     tool,
 )
-from plan_adapter.approvals import Gate
-from plan_adapter.options import ApprovalPolicy
+from plan_adapter.model.approvals import Gate
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.status import RunReason
 from tests.gates.world import FixedApprover, Silent, World
 from tests.store.conftest import on_both_databases
 

@@ -5,11 +5,11 @@ from typing import get_args
 
 import pytest
 
-from plan_adapter.approvals import ANSWERED, Decision
-from plan_adapter.cli.answers import _CONFIRM_VERBS, DECISION_WORDS
+from plan_adapter.cli.answering import _CONFIRM_VERBS, DECISION_WORDS
 from plan_adapter.engine.gate import _DECISION_STATE_NAMES
-from plan_adapter.rounds import REPLIES
-from plan_adapter.store.entries import DECISION_ENTRIES
+from plan_adapter.model.approvals import ANSWERED, Decision
+from plan_adapter.model.rounds import REPLIES
+from plan_adapter.store.proof.entries import DECISION_ENTRIES
 
 
 @pytest.mark.parametrize("table", [ANSWERED, REPLIES, DECISION_WORDS, _CONFIRM_VERBS, _DECISION_STATE_NAMES, DECISION_ENTRIES])

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from plan_adapter import Hooks, NotApprovedError, PlanRun, PlanStatus, PlanStore, RunConflictError, StepStatus, StoreError, approve
-from plan_adapter.approvals import Approval, ApprovalRequest, Gate
 from plan_adapter.cli.progress import gate_line
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approvers import CallbackApprover
-from plan_adapter.hooks import Event
-from plan_adapter.options import ApprovalPolicy
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Approval, ApprovalRequest, Gate
+from plan_adapter.model.hooks import Event
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.status import RunReason
 from plan_adapter.runner import arevise_run
 from plan_adapter.runs.session import Backend, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
-from plan_adapter.settings import Settings
-from plan_adapter.status import RunReason
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
 from tests.gates.world import FixedApprover, Silent, World
@@ -219,7 +219,7 @@ async def test_the_last_use_of_a_standing_approval_also_approves_its_step_gates(
     plan = world.plan(gated=True)
     plan.options.require_approval = True
     bound = world.bound(plan)
-    from plan_adapter.gates.standing import standing_digest
+    from plan_adapter.gates.coverage import standing_digest
 
     await world.store.standing.add(await standing(world, runbook_digest=standing_digest(bound.validated), steps=("strike",), max_runs=1))
     run = await execute_plan(

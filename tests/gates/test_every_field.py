@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.formatting import format_plan
-from plan_adapter.gates.plan_text import plan_gate_text
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.text.formatting import format_plan
+from plan_adapter.text.plan_text import plan_gate_text
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import bind_inputs, validate

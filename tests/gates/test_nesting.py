@@ -11,8 +11,8 @@ import pytest
 
 from plan_adapter.gates.approval import gate_policy_of
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.options import ApprovalPolicy, ExecutionOptions
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions
+from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import bind_inputs, lint, validate

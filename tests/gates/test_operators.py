@@ -9,9 +9,9 @@ from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, T
 from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, refuse_operation, with_current_policy
 from plan_adapter.gates.identity import identity_of_name
 from plan_adapter.gates.policy import Policy, effective_policy
-from plan_adapter.options import ApprovalPolicy
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.settings import Settings
 from tests.gates.world import World
 
 GROUPS = {"sre": ["bo", "李雷"], "all": ["ana", "bo", "李雷"]}

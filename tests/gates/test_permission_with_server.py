@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from plan_adapter import ExecutionPlan, PlanStatus, compile_plan, tool, validate
 from plan_adapter.engine.internals import rerun
 from plan_adapter.execution.history import ResumeOptions
-from plan_adapter.options import ApprovalPolicy
+from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.tools.registry import ToolRegistry
 from tests.engine.gates import flow_run, resume

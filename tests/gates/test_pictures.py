@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan_adapter.options import Effect
-from plan_adapter.pictures import MAX_EDGES, mermaid
-from plan_adapter.plan import Step
+from plan_adapter.model.options import Effect
+from plan_adapter.model.plan import Step
+from plan_adapter.text.pictures import MAX_EDGES, mermaid
 
 NODE = r's\d+(?:\["[^"]*"\]|\{\{"[^"]*"\}\}):::(?:read|idempotent_write|write)'
 LINE = re.compile(rf"  (?:{NODE}|s\d+ --> s\d+|classDef \w+ [\w#:,-]+)")

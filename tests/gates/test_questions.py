@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from plan_adapter import Input, NotApprovedError, PlanStatus, StepStatus, arevise_run
-from plan_adapter.approvals import Answer
 from plan_adapter.cli.asking import YesApprover
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.gates.gate import request_of
-from plan_adapter.options import ApprovalPolicy, Question
+from plan_adapter.model.approvals import Answer
+from plan_adapter.model.options import ApprovalPolicy, Question
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.status import RunReason
-from plan_adapter.store.verification import verify
+from plan_adapter.store.proof.verification import verify
 from tests.gates.questions import FIELDS, plan_with_question
 from tests.gates.world import FixedApprover, FormAnswers, World
 from tests.processes import Program

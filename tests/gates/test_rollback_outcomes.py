@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, UnknownOutcomeError, tool
-from plan_adapter.approvals import Answer, Gate
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.gate import GateForms
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import Rollback
+from plan_adapter.model.approvals import Answer, Gate
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import Rollback
+from plan_adapter.model.status import Outcome, RunReason
 from plan_adapter.runner import acancel_run, aresolve_step
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.rollback import roll_back, rollback_run
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
-from plan_adapter.status import Outcome, RunReason
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.unknown_outcome import Person

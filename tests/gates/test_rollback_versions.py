@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, acancel_run, arevise_run
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import Rollback
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import Rollback
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.approval import end_overdue
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.status import RunReason
 from tests.gates.test_changed_tools import Shop, shop, stopped
 from tests.gates.world import FixedApprover, World
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan_adapter.approvals import StandingApproval
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gates.standing import new_standing_approval, pattern_allows, standing_digest, why_not_covered
-from plan_adapter.options import Input
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.gates.coverage import new_standing_approval, pattern_allows, standing_digest, why_not_covered
+from plan_adapter.model.approvals import StandingApproval
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.options import Input
+from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 from tests.validation.builders import TOOLS, plan, push, step

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan_adapter.approvals import StandingApproval
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gates.standing import find_standing_problems
+from plan_adapter.gates.coverage import find_standing_problems
 from plan_adapter.gates.standing_files import find_standing_file, read_standing_file, standing_file_text
+from plan_adapter.model.approvals import StandingApproval
+from plan_adapter.model.errors import InvalidPlanError
 
 GOOD = f"""\
 # the nightly backup

@@ -9,9 +9,9 @@ import pytest
 from plan_adapter import PlanRun, PlanStatus, PlanStore, RunContext, compile_plan, dump_plan, load_plan, validate
 from plan_adapter.engine import flow_runs
 from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, write_signed_standing
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.settings import Settings
-from plan_adapter.status import RunReason
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
 from tests.gates.world import FixedApprover, World

@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 
 from plan_adapter import NotApprovedError, PlanRun, PlanStatus, RunConflictError, StepStatus, StoreError, approve, reject
-from plan_adapter.approvals import Approval
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import Step
-from plan_adapter.record import Attempt
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import Step
+from plan_adapter.model.record import Attempt
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.approval import end_expired
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.settings import Settings
-from plan_adapter.status import RunReason
 from plan_adapter.store.recorder import StoreRecorder
 from tests.gates.test_attacks import standing
 from tests.gates.world import FixedApprover, World, another
@@ -220,7 +220,7 @@ async def test_an_answer_is_late_by_the_databases_clock_and_not_by_the_hosts(wor
 async def test_an_expired_detached_run_is_ended_by_the_next_process_that_checks_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     run, gate = await world.detached(world.plan(timeout_ms=60_000))
     await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
-    monkeypatch.setattr("plan_adapter.host_process.HostProcess.is_alive", False)
+    monkeypatch.setattr("plan_adapter.model.host_process.HostProcess.is_alive", False)
     await end_expired(world.store)
     ended = await world.store.run(run.id)
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
@@ -366,7 +366,7 @@ async def test_a_standing_approval_answers_a_step_gate_only_if_it_names_the_step
     plan = world.plan(gated=True)
     plan.options.require_approval = True
     bound = world.bound(plan)
-    from plan_adapter.canonical import runbook_digest
+    from plan_adapter.model.canonical import runbook_digest
 
     digest = runbook_digest(bound.validated.digest, bound.validated.definitions)
     await world.store.standing.add(await standing(world, runbook_digest=digest, steps=("strike",) if named else ()))

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
-from plan_adapter.approvals import StandingApproval
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.gates.standing_files import read_signed_standing, sign_standing, standing_path, verify_standing, write_signed_standing
-from plan_adapter.plan import new_id
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import StandingApproval
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.plan import new_id
 from tests.identity.conftest import Key, allowed, ana, bo, settings
 from tests.store.conftest import on_both_databases
 

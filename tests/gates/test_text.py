@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gates.call_text import step_gate_text
-from plan_adapter.gates.plan_text import plan_gate_text
-from plan_adapter.gates.text import HEIGHT, height_of, split_text, without_picture
-from plan_adapter.options import ApprovalPolicy, Effect
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.options import ApprovalPolicy, Effect
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.text.call_text import step_gate_text
+from plan_adapter.text.gate_text import HEIGHT, height_of, split_text, without_picture
+from plan_adapter.text.plan_text import plan_gate_text
 from tests.gates.plans import HOSTILE, big_plan, bound, hostile_plan, restart_plan
 
 TEXTS = Path(__file__).parent / "texts"

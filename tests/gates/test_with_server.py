@@ -20,13 +20,13 @@ from prefect.input import aread_flow_run_input, keyset_from_base_key
 from prefect.states import Cancelled, Completed, Running
 
 from plan_adapter import NotApprovedError, PlanRun, PlanStatus, PrefectApprover, RunConflictError, arun_plan, compile_plan, validate
-from plan_adapter.approvals import Answer, Decision, Gate
 from plan_adapter.engine.gate_forms import answer_form, form_fields, open_forms
 from plan_adapter.engine.internals import rerun
-from plan_adapter.options import ApprovalPolicy
+from plan_adapter.model.approvals import Answer, Decision, Gate
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs import reconcile as reconciling
 from plan_adapter.runs.reconcile import reconcile
-from plan_adapter.status import RunReason
 from tests.engine.gates import flow_run, resume
 from tests.gates.questions import plan_with_question
 from tests.gates.world import Silent, World

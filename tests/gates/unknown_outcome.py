@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, UnknownOutcomeError, tool
-from plan_adapter.approvals import Answer, ApprovalRequest, Gate
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.gate import GateForms
-from plan_adapter.options import ApprovalPolicy
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Answer, ApprovalRequest, Gate
+from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
-from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import FormAnswers
 

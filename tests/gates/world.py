@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, tool
-from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Decision, Gate
-from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approval import PendingGate, answer_to
 from plan_adapter.gates.gate import GateForms
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import new_id
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, Gate
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import new_id
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
-from plan_adapter.settings import Settings
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 from tests.sql import Sql
 

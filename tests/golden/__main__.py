@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from plan_adapter.loading import load_plan
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.model.plan import ExecutionPlan
 from tests.gates.test_every_field import EXAMPLES, plan_with
 from tests.golden import FOLDER, digests, session, words
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from plan_adapter import documents
-from plan_adapter.canonical import approval_digest, arguments_digest, call_digest, runbook_digest
+from plan_adapter.model.canonical import approval_digest, arguments_digest, call_digest, runbook_digest
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
 from tests.golden import FOLDER, tools

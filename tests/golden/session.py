@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 from plan_adapter.cli.app import main
-from plan_adapter.private_files import make_folder
+from plan_adapter.local.private_files import make_folder
 from tests.golden import FOLDER
 
 ACTED, READ, STORE, EXPORT = (FOLDER / name for name in ("acted.json", "read.json", "store.sql", "erased.json"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.model.plan import ExecutionPlan, Step
 from tests.golden import digests, session, words
 
 PLANS = digests.golden_plans()

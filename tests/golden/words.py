@@ -3,13 +3,14 @@
 from enum import EnumMeta
 from typing import Any, get_args
 
-from plan_adapter import approvals, goals, hooks, options, problems, secrets, settings, status
-from plan_adapter.cli.codes import ExitCode
+from plan_adapter.cli.exit_codes import ExitCode
 from plan_adapter.engine import deployments, gate_display
 from plan_adapter.gates import approval
+from plan_adapter.local import secrets, settings
+from plan_adapter.model import approvals, goals, hooks, options, problems, status
 from plan_adapter.runbooks import deploy
-from plan_adapter.store import digests, entries, tombstones
-from plan_adapter.store.tables import metadata
+from plan_adapter.store.database.tables import metadata
+from plan_adapter.store.proof import digests, entries, tombstones
 from plan_adapter.tools import registry
 from tests.golden import FOLDER
 

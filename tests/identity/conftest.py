@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.approvals import ApprovalRequest, Decision, GatePolicy
 from plan_adapter.gates.approval import approval_text_to_sign
 from plan_adapter.gates.signatures import sign
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import ApprovalRequest, Decision, GatePolicy
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 from pyotp.totp import TOTP
 
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.totp import check_code, code_key, encrypt_seed, new_seed
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError
 
 SECRET = base64.b32encode(b"12345678901234567890").decode()
 

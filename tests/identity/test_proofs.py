@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import os_user, text_to_sign
 from plan_adapter.gates.identity import ProofContext, approval_from, recheck_signature, verify_proof
 from plan_adapter.gates.policy import effective_policy
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
+from plan_adapter.model.errors import NotApprovedError
 from tests.identity.conftest import Key, request_at, text_of
 from tests.identity.test_codes import SECRET, Codes, settings_with_key
 

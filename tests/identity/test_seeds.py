@@ -11,10 +11,10 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.totp import KEY_FILE, decrypt_seed, encrypt_seed
-from plan_adapter.secrets import visible_secrets
-from plan_adapter.settings import Settings
+from plan_adapter.local.secrets import visible_secrets
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError
 from tests.processes import Program
 
 SEED = "JBSWY3DPEHPK3PXPJBSWY3DPEHPK3PXP"
@@ -55,7 +55,7 @@ def test_the_key_is_created_on_first_use_and_only_its_owner_can_read_it(home: Se
 def test_concurrent_processes_create_one_key(home: Settings) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from plan_adapter.gates.totp import encrypt_seed; from plan_adapter.settings import Settings\n"
+        "from plan_adapter.gates.totp import encrypt_seed; from plan_adapter.local.settings import Settings\n"
         f"print(encrypt_seed('ana', {SEED!r}, Settings(home=Path(sys.argv[1]))))"
     )
     processes = [Program(code, home.home, stdout=subprocess.PIPE) for _ in range(4)]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates import signatures
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.gates.signatures import allowed_signers, default_key, sign, verify_signature
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError
 from tests.identity.conftest import Key, make_key
 
 TEXT = "prefect-plan-adapter approval\ndigest: 0123\n安娜 says yes\n"

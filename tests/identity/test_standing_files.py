@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.approvals import StandingApproval
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.gates.standing_files import (
     find_standing_file,
@@ -18,7 +16,9 @@ from plan_adapter.gates.standing_files import (
     verify_standing,
     write_signed_standing,
 )
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import StandingApproval
+from plan_adapter.model.errors import NotApprovedError
 from tests.identity.conftest import Key
 
 AT = datetime(2026, 1, 1, 12, 30, 15, 250, tzinfo=UTC)

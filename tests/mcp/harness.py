@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from plan_adapter import ExecutionPlan, OpenAIModel, PlanRun, PlanStore, RunContext, load_plan
-from plan_adapter.approvals import Decision
 from plan_adapter.cli.mcp.offers import EFFECTS, Offers, Runbook
 from plan_adapter.cli.mcp.operations import Agent, Operations
 from plan_adapter.cli.mcp.worker import resume_run
 from plan_adapter.cli.mcp.workers import Workers
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Decision
 from tests.mcp.some_tools import deploy, look, registry
 
 IMPORTS = ("tests.mcp.some_tools:registry",)

@@ -9,8 +9,8 @@ import pytest
 
 from plan_adapter import PlanAdapterError, PlanStore
 from plan_adapter.gates.approval import os_user
-from plan_adapter.record import AUTHOR
-from plan_adapter.status import PlanStatus
+from plan_adapter.model.record import AUTHOR
+from plan_adapter.model.status import PlanStatus
 from tests.mcp.harness import DEPLOY, Harness
 
 STEP = {"id": "d", "tool_name": "deploy", "description": "Deploy", "parameters": {"version": "6.6.6"}}

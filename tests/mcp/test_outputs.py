@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import JsonValue
 
-from plan_adapter.cli.mcp.outputs import CUT_NOTE, cut, model_output
+from plan_adapter.cli.mcp.operations import CUT_NOTE, cut, model_output
 
 DEEP: dict[str, object] = {}
 for _ in range(40):

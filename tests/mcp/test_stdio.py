@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.status import PlanStatus
+from plan_adapter.model.status import PlanStatus
 from tests.mcp.harness import DEPLOY, IMPORTS, Harness
 
 pytestmark = pytest.mark.skipif(

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolContext, ToolRegistry, arun_plan, tool
-from plan_adapter.plan import Rollback, Step
+from plan_adapter.model.plan import Rollback, Step
 
 
 class Cluster:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
 from tests.runs.cluster import Cluster
 from tests.runs.drained import World
 from tests.sql import Sql

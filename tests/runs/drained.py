@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry, tool
-from plan_adapter.plan import Rollback
+from plan_adapter.model.plan import Rollback
 
 
 class World:

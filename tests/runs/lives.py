@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, event
 
 from plan_adapter import ExecutionPlan, PlanStatus, ToolRegistry, tool
-from plan_adapter.errors import StoreError
-from plan_adapter.plan import Rollback
-from plan_adapter.readable import call_name
-from plan_adapter.record import Attempt, Receipt
-from plan_adapter.status import RunReason
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.plan import Rollback
+from plan_adapter.model.readable import call_name
+from plan_adapter.model.record import Attempt, Receipt
+from plan_adapter.model.status import RunReason
 from plan_adapter.tools.tool import ToolContext
 
 CRASH_POINTS = (

@@ -3,8 +3,8 @@
 from typing import Any
 
 from plan_adapter import ExecutionPlan
-from plan_adapter.options import ExecutionOptions, Input
-from plan_adapter.plan import Rollback, Step
+from plan_adapter.model.options import ExecutionOptions, Input
+from plan_adapter.model.plan import Rollback, Step
 
 NO_APPROVAL = ExecutionOptions(require_approval=False)
 

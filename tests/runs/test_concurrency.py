@@ -22,16 +22,16 @@ from plan_adapter import (
     find_problems,
     tool,
 )
-from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.cli.approval_state import statuses_of
-from plan_adapter.options import Concurrency, Input, RunWindow
-from plan_adapter.plan import Step
-from plan_adapter.record import PlanRun
-from plan_adapter.run_window import next_opening
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import ApprovalRequest
+from plan_adapter.model.options import Concurrency, Input, RunWindow
+from plan_adapter.model.plan import Step
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.run_window import next_opening
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
-from plan_adapter.settings import Settings
-from plan_adapter.status import RunReason
 from plan_adapter.validation import bind_inputs, validate
 from tests.store.conftest import on_both_databases
 

@@ -9,9 +9,9 @@ import pytest
 from distributed import LocalCluster
 
 from plan_adapter import InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, arun_plan, load_plan
-from plan_adapter.hooks import Event
-from plan_adapter.options import ExecutionOptions
-from plan_adapter.plan import ExecutionPlan, Rollback
+from plan_adapter.model.hooks import Event
+from plan_adapter.model.options import ExecutionOptions
+from plan_adapter.model.plan import ExecutionPlan, Rollback
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.validation import bind_inputs, validate

@@ -15,8 +15,8 @@ from prefect import get_client
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, StoreError, ToolRegistry, aresume_run, arun_plan, tool
 from plan_adapter.engine.connection import Server
-from plan_adapter.status import Outcome, RunReason, StepStatus
-from plan_adapter.store import patience
+from plan_adapter.model.status import Outcome, RunReason, StepStatus
+from plan_adapter.store.database import patience
 from tests.postgres import PASSWORD, PostgresServer, running_server
 
 

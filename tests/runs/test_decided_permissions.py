@@ -17,9 +17,9 @@ from plan_adapter import (
     arun_plan,
     tool,
 )
-from plan_adapter.approvals import ApprovalRequest
-from plan_adapter.gates.standing import new_standing_approval, why_not_covered
-from plan_adapter.plan import Step
+from plan_adapter.gates.coverage import new_standing_approval, why_not_covered
+from plan_adapter.model.approvals import ApprovalRequest
+from plan_adapter.model.plan import Step
 from plan_adapter.runner import arevise_run
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.sub_plans import NO_APPROVAL

@@ -28,16 +28,16 @@ from plan_adapter import (
     format_plan,
     tool,
 )
-from plan_adapter.approvals import ApprovalRequest, Resolution
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
-from plan_adapter.gates.plan_text import plan_gate_text
-from plan_adapter.plan import Rollback, Step
-from plan_adapter.preview import preview_plan, preview_text
+from plan_adapter.model.approvals import ApprovalRequest, Resolution
+from plan_adapter.model.plan import Rollback, Step
+from plan_adapter.model.status import Outcome, RunReason
 from plan_adapter.runs.operator_requests import choices_of
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
-from plan_adapter.status import Outcome, RunReason
+from plan_adapter.text.plan_text import plan_gate_text
+from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
 from tests.processes import Program

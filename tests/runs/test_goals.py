@@ -11,18 +11,19 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import TaskRunResult
 
-from plan_adapter import CallbackApprover, InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, aresolve_step, crash_points
-from plan_adapter.approvals import ApprovalRequest, Decision, StandingApproval
-from plan_adapter.canonical import runbook_digest
+from plan_adapter import CallbackApprover, InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, aresolve_step
 from plan_adapter.engine.connection import Server
-from plan_adapter.errors import PlanAdapterError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
-from plan_adapter.goals import Goal, RoundAnswer, Verdict
-from plan_adapter.host_process import HostProcess
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import ExecutionPlan, Step, new_id
-from plan_adapter.record import PlanRun, RunContext
+from plan_adapter.local import crash_points
+from plan_adapter.model.approvals import ApprovalRequest, Decision, StandingApproval
+from plan_adapter.model.canonical import runbook_digest
+from plan_adapter.model.errors import PlanAdapterError
+from plan_adapter.model.goals import Goal, RoundAnswer, Verdict
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import ExecutionPlan, Step, new_id
+from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan

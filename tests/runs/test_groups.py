@@ -27,13 +27,13 @@ from plan_adapter import (
 from plan_adapter.cli.progress import plain_lines
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
-from plan_adapter.hooks import Event
-from plan_adapter.options import Input
-from plan_adapter.plan import Rollback, Step
+from plan_adapter.model.hooks import Event
+from plan_adapter.model.options import Input
+from plan_adapter.model.plan import Rollback, Step
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.status import RunReason
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
 from tests.processes import Program

@@ -10,7 +10,7 @@ import pytest
 import plan_adapter
 from plan_adapter import CallbackApprover, ExecutionPlan, Hooks, PlanRun, PlanStore, acancel_run, aresume_run, arun_plan
 from plan_adapter.engine.connection import Server
-from plan_adapter.plan import Step
+from plan_adapter.model.plan import Step
 from tests.runs.cluster import Cluster, act, rolling
 
 
@@ -106,4 +106,4 @@ def test_the_guide_lists_every_hook_with_its_signature() -> None:
     for name, arguments in rows.items():
         declared = get_args(get_args(hints[name])[0])[0]
         types = [argument.partition(": ")[2].replace("\\|", "|") for argument in arguments.split(", ")]
-        assert types == [getattr(kind, "__name__", None) or str(kind).replace("plan_adapter.record.", "") for kind in declared]
+        assert types == [getattr(kind, "__name__", None) or str(kind).replace("plan_adapter.model.record.", "") for kind in declared]

@@ -28,13 +28,13 @@ from plan_adapter import (
 )
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
-from plan_adapter.options import ExecutionOptions
-from plan_adapter.plan import Rollback, Step
-from plan_adapter.preview import preview_plan, preview_text
+from plan_adapter.model.options import ExecutionOptions
+from plan_adapter.model.plan import Rollback, Step
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.reconcile import hint_of
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
-from plan_adapter.status import RunReason
+from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
 from tests.processes import Program

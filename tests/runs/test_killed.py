@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresolve_step, aresume_run, tool
-from plan_adapter.status import Outcome, RunReason
+from plan_adapter.model.status import Outcome, RunReason
 from tests.processes import Program
 
 SCRIPT = """\

@@ -17,11 +17,11 @@ from plan_adapter import (
     arun_plan,
     tool,
 )
-from plan_adapter.approvals import ApprovalRequest, StandingApproval
-from plan_adapter.canonical import runbook_digest
 from plan_adapter.execution.history import ResumeOptions
-from plan_adapter.options import ApprovalPolicy, ExecutionOptions
-from plan_adapter.plan import Step, new_id
+from plan_adapter.model.approvals import ApprovalRequest, StandingApproval
+from plan_adapter.model.canonical import runbook_digest
+from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions
+from plan_adapter.model.plan import Step, new_id
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan

@@ -12,9 +12,9 @@ from plan_adapter import ExecutionPlan, PlanStore, acancel_run, aresume_run, aru
 from plan_adapter.cli.app import main
 from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.engine.connection import Server
-from plan_adapter.hooks import Event
-from plan_adapter.options import Input
-from plan_adapter.plan import Step
+from plan_adapter.model.hooks import Event
+from plan_adapter.model.options import Input
+from plan_adapter.model.plan import Step
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.validation import bind_inputs, validate

@@ -1,7 +1,7 @@
 """Tests of the record of a resumed run: what it shows for carried steps."""
 
 from plan_adapter import ExecutionPlan, Hooks, PlanRun, PlanStatus, PlanStore, StepRun, ToolRegistry
-from plan_adapter.hooks import Event
+from plan_adapter.model.hooks import Event
 from plan_adapter.runner import aresume_run, arun_plan
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest

@@ -24,13 +24,13 @@ from plan_adapter import (
 )
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
-from plan_adapter.gates.call_text import step_gate_text
-from plan_adapter.gates.plan_text import plan_gate_text
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import Rollback
-from plan_adapter.preview import preview_plan, preview_text
-from plan_adapter.record import RollbackStatus
-from plan_adapter.status import RunReason
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import Rollback
+from plan_adapter.model.record import RollbackStatus
+from plan_adapter.model.status import RunReason
+from plan_adapter.text.call_text import step_gate_text
+from plan_adapter.text.plan_text import plan_gate_text
+from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
 from tests.runs.drained import World, pool, undone

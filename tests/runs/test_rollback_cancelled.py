@@ -11,9 +11,9 @@ from prefect.states import Cancelling
 from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, acancel_run, arun_plan
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.rollback import Rollback as Undo
-from plan_adapter.plan import Rollback
+from plan_adapter.model.plan import Rollback
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs import start
-from plan_adapter.status import RunReason
 from tests.runs.drained import World, pool, undone
 
 

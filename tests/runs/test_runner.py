@@ -29,9 +29,9 @@ from plan_adapter import (
     tool,
     validate,
 )
-from plan_adapter.approvals import Approval, ApprovalRequest
 from plan_adapter.gates.approval import answer_to, approve
-from plan_adapter.status import RunReason
+from plan_adapter.model.approvals import Approval, ApprovalRequest
+from plan_adapter.model.status import RunReason
 
 caller = contextvars.ContextVar("caller", default="nobody")
 

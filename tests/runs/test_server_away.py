@@ -22,11 +22,11 @@ from plan_adapter.engine import internals
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.flow import drop_queues
 from plan_adapter.engine.local_server import ensure_server, stop_server
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.status import StepStatus
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.settings import Settings
-from plan_adapter.status import StepStatus
 from plan_adapter.validation import bind_inputs, validate
 from tests.conftest import PrepareServer
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresolve_step, aresume_run
-from plan_adapter.approvals import Answer, Approval, ApprovalRequest
 from plan_adapter.execution.history import ResumeOptions
-from plan_adapter.host_process import HostProcess, marker_of
-from plan_adapter.options import Effect
-from plan_adapter.record import StartedCommand
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest
+from plan_adapter.model.host_process import HostProcess, marker_of
+from plan_adapter.model.options import Effect
+from plan_adapter.model.record import StartedCommand
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.reconcile import hint_of
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
-from plan_adapter.settings import Settings
-from plan_adapter.status import RunReason
 from tests.processes import Program
 from tests.sql import Sql
 

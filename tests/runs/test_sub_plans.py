@@ -27,11 +27,11 @@ from plan_adapter import (
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.execution.items import recorded_items
-from plan_adapter.options import ExecutionOptions, Input
-from plan_adapter.plan import Step
+from plan_adapter.model.options import ExecutionOptions, Input
+from plan_adapter.model.plan import Step
+from plan_adapter.model.status import RunReason
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
-from plan_adapter.status import RunReason
 from tests.engine.calls import task_runs
 from tests.processes import Program
 from tests.runs.cluster import Cluster, run

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from plan_adapter.expressions import Declarations, Template, Variables, compile_template
-from plan_adapter.options import Input
-from plan_adapter.plan import ExecutionPlan, Rollback, Step
+from plan_adapter.model.options import Input
+from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.tools.deployment import run_deployment
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from plan_adapter.execution.secrets import Redactor
+from plan_adapter.execution.redactor import Redactor
 from tests.secrets.encodings import encodings, found_in
 
 CANARY = 's3cr3t/Kanarie+vögel "7"=\\'

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import secrets
-from plan_adapter.errors import ExpressionError
-from plan_adapter.secrets import EnvironmentSecrets, MountedSecrets, SecretChain, SecretUnavailableError, secret_chain
-from plan_adapter.settings import Settings
+from plan_adapter.local import secrets
+from plan_adapter.local.secrets import EnvironmentSecrets, MountedSecrets, SecretChain, SecretUnavailableError, secret_chain
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import ExpressionError
 
 
 class Blocks:

@@ -24,7 +24,7 @@ from pydantic import SecretStr
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, arun_plan, tool
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.secret_blocks import SecretBlocks
-from plan_adapter.secrets import SecretUnavailableError
+from plan_adapter.local.secrets import SecretUnavailableError
 from plan_adapter.tools.tool import as_tool
 from tests.secrets.encodings import found_in
 from tests.secrets.leaks import leak

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from plan_adapter.approvals import Approval, Gate, GatePolicy, StandingApproval
-from plan_adapter.canonical import plan_digest
-from plan_adapter.host_process import HostProcess
-from plan_adapter.plan import ExecutionPlan, Step, new_id
-from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
-from plan_adapter.status import Outcome, PlanStatus, StepStatus
+from plan_adapter.model.approvals import Approval, Gate, GatePolicy, StandingApproval
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.plan import ExecutionPlan, Step, new_id
+from plan_adapter.model.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.model.status import Outcome, PlanStatus, StepStatus
 from plan_adapter.store.store import PlanStore
 
 DIGEST = "d" * 64

@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, create_engine, text
 
-from plan_adapter.status import PlanStatus
-from plan_adapter.store.export import document_of
+from plan_adapter.model.status import PlanStatus
+from plan_adapter.store.proof.export import document_of
+from plan_adapter.store.proof.verification import verify
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.verification import verify
 from tests.sql import Sql
 from tests.store.builders import a_complete_run, begun, created
 

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from plan_adapter.errors import NotApprovedError
-from plan_adapter.record import RunContext
-from plan_adapter.store import tables
-from plan_adapter.store.rows import context_of
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.record import RunContext
+from plan_adapter.store.database import tables
+from plan_adapter.store.database.rows import context_of
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import DIGEST, an_approval, begun, created

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
-from plan_adapter.approvals import Decision, GateEnd, Resolution
-from plan_adapter.errors import RunConflictError
-from plan_adapter.status import PlanStatus, StepStatus
-from plan_adapter.store import digests, entries
+from plan_adapter.model.approvals import Decision, GateEnd, Resolution
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.status import PlanStatus, StepStatus
 from plan_adapter.store.outcomes import ResolutionRecord
+from plan_adapter.store.proof import digests, entries
+from plan_adapter.store.proof.verification import verify
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.verification import verify
 from tests.sql import Sql
 from tests.store.builders import a_complete_run, a_gate, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from plan_adapter.store.database.tables import REVISION
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.tables import REVISION
 from tests.postgres import PostgresServer
 from tests.processes import Program
 from tests.store.builders import a_gate, a_standing_approval, an_answer, an_approval, begun, created, validated

@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 
-from plan_adapter.errors import LeaseLostError, RunConflictError
-from plan_adapter.host_process import HostProcess
-from plan_adapter.record import PlanRun
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
-from plan_adapter.store import tables
+from plan_adapter.model.errors import LeaseLostError, RunConflictError
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.store.database import tables
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import a_receipt, an_attempt, begun, created, dead_owner

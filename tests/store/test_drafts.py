@@ -5,9 +5,9 @@ import pytest
 from plan_adapter.agent.model import Model, ModelAnswer, Question
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
-from plan_adapter.drafts import PlanRequest
-from plan_adapter.errors import StoreError
-from plan_adapter.options import ExecutionOptions
+from plan_adapter.model.drafts import PlanRequest
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.store.store import PlanStore
 from tests.agent.server import says, scripted
 from tests.agent.test_planner import DEPLOY, GOOD, TASK, TOOLS, done, step

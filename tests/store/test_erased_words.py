@@ -14,19 +14,28 @@ from sqlalchemy import Connection, select, update
 import plan_adapter
 from plan_adapter import CallbackApprover, ExecutionPlan, Step, ToolRegistry, tool
 from plan_adapter.gates.policy import Policy
-from plan_adapter.options import Input
-from plan_adapter.record import PlanRun
+from plan_adapter.model.options import Input
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import arun_plan
-from plan_adapter.status import PlanStatus
-from plan_adapter.store import entries, tombstones
-from plan_adapter.store.audit import append, entry_digest, witness_of
-from plan_adapter.store.columns import SQLITE_NOW, Instant, sqlite_now
-from plan_adapter.store.digests import BOOKKEEPING, BOOKKEEPING_TABLES, ERASED, Words, json_row, new_salt, row_digest, with_words_digested
+from plan_adapter.store.database.columns import SQLITE_NOW, Instant, sqlite_now
+from plan_adapter.store.database.rows import dump_json
+from plan_adapter.store.database.tables import approvals, audit, metadata, receipts, runs
 from plan_adapter.store.policies import NewPolicy
-from plan_adapter.store.rows import dump_json
+from plan_adapter.store.proof import entries, tombstones
+from plan_adapter.store.proof.audit import append, entry_digest, witness_of
+from plan_adapter.store.proof.digests import (
+    BOOKKEEPING,
+    BOOKKEEPING_TABLES,
+    ERASED,
+    Words,
+    json_row,
+    new_salt,
+    row_digest,
+    with_words_digested,
+)
+from plan_adapter.store.proof.verification import ROW_CHECKS
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.tables import approvals, audit, metadata, receipts, runs
-from plan_adapter.store.verification import ROW_CHECKS
 from tests.sql import Sql
 from tests.store.builders import a_receipt, an_attempt, begun, created
 

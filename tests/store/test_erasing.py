@@ -9,15 +9,14 @@ import pytest
 from pydantic import JsonValue
 from sqlalchemy.exc import DBAPIError
 
-from plan_adapter.errors import RunConflictError
-from plan_adapter.record import PlanRun
-from plan_adapter.status import PlanStatus, StepStatus
-from plan_adapter.store.digests import ERASED
-from plan_adapter.store.erased_fields import Field, read_fields
-from plan_adapter.store.erasing import Erasure, file_digest, file_text
-from plan_adapter.store.signed import signed_statements
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus, StepStatus
+from plan_adapter.store.proof.digests import ERASED
+from plan_adapter.store.proof.erasing import Erasure, Field, file_digest, file_text, read_fields
+from plan_adapter.store.proof.signed import signed_statements
+from plan_adapter.store.proof.verification import verify
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.verification import verify
 from tests.sql import Sql
 from tests.store.builders import a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, ended, validated
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.status import PlanStatus
-from plan_adapter.store import export
-from plan_adapter.store.export import read_exported, write_document
+from plan_adapter.model.status import PlanStatus
+from plan_adapter.store.proof import export
+from plan_adapter.store.proof.export import read_exported, write_document
+from plan_adapter.store.proof.verification import Verification, verify
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.verification import Verification, verify
 from tests.sql import Sql
 from tests.store.builders import a_receipt, an_attempt, begun
 

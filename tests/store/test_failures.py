@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from plan_adapter.errors import StoreError
-from plan_adapter.store import postgresql
+from plan_adapter.model.errors import StoreError
+from plan_adapter.store.database import postgresql
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PASSWORD, PostgresServer
 from tests.sql import Sql

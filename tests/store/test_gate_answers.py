@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.store.store import PlanStore
 from tests.processes import Program
 from tests.store.builders import DIGEST_OF_CALL, a_gate, an_answer, begun, created

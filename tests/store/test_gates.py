@@ -7,12 +7,12 @@ from datetime import timedelta
 
 import pytest
 
-from plan_adapter.approvals import GatePolicy
-from plan_adapter.errors import RunConflictError
-from plan_adapter.host_process import HostProcess
-from plan_adapter.record import PlanRun
-from plan_adapter.status import PlanStatus
-from plan_adapter.store import tables
+from plan_adapter.model.approvals import GatePolicy
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus
+from plan_adapter.store.database import tables
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, dead_owner, validated

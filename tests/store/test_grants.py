@@ -10,12 +10,12 @@ import asyncpg
 import pytest
 
 from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
-from plan_adapter.errors import StoreError
-from plan_adapter.status import PlanStatus
-from plan_adapter.store import schema
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.status import PlanStatus
+from plan_adapter.store.database import schema
+from plan_adapter.store.database.tables import metadata
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.tables import metadata
 from tests.postgres import PASSWORD, PostgresServer
 from tests.store.builders import a_complete_run, a_gate, a_standing_approval, an_answer, an_approval, an_attempt, begun, created
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from plan_adapter.errors import StoreError
+from plan_adapter.model.errors import StoreError
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_plan, a_receipt, an_attempt, begun
 

@@ -17,11 +17,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, MetaData, Table, event, inspect
 
-from plan_adapter.errors import StoreError
-from plan_adapter.status import PlanStatus
-from plan_adapter.store import schema
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.status import PlanStatus
+from plan_adapter.store.database import schema
+from plan_adapter.store.database.tables import REVISION, REVISION_TABLE, metadata
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 from tests.postgres import PostgresServer
 from tests.processes import Program
 from tests.sql import Sql

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from plan_adapter.errors import RunConflictError
-from plan_adapter.record import PlanRun
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.record import PlanRun
 from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import begun, created

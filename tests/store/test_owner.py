@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from plan_adapter.host_process import HostProcess
+from plan_adapter.model.host_process import HostProcess
 
 
 def test_this_process_is_alive():
@@ -20,7 +20,7 @@ def test_a_process_with_a_reused_id_is_another_process():
 
 
 def test_an_ended_process_is_dead_even_before_it_is_reaped():
-    tell = "from plan_adapter.host_process import HostProcess; print(HostProcess.this(), flush=True)"
+    tell = "from plan_adapter.model.host_process import HostProcess; print(HostProcess.this(), flush=True)"
     with subprocess.Popen([sys.executable, "-c", tell], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         owner = HostProcess.parse(process.stdout.read())  # until its end

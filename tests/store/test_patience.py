@@ -14,11 +14,12 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from plan_adapter.errors import LeaseLostError, StoreError
-from plan_adapter.host_process import HostProcess
-from plan_adapter.record import PlanRun
-from plan_adapter.status import PlanStatus, StepStatus
-from plan_adapter.store import audit, patience
+from plan_adapter.model.errors import LeaseLostError, StoreError
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus, StepStatus
+from plan_adapter.store.database import patience
+from plan_adapter.store.proof import audit
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PostgresServer
 from tests.proxy import Cut, Proxy, running_proxy

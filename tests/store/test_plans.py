@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from plan_adapter.canonical import plan_digest
-from plan_adapter.errors import RunConflictError, StoreError
-from plan_adapter.options import ExecutionOptions, Input
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.record import RunContext
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.errors import RunConflictError, StoreError
+from plan_adapter.model.options import ExecutionOptions, Input
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.record import RunContext
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import a_plan, a_run, validated

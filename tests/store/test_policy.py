@@ -6,10 +6,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.gates.identity import recorded_identity
 from plan_adapter.gates.policy import Policy
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.store.policies import NewPolicy
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql

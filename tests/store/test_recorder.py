@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from plan_adapter.errors import StoreError
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.errors import StoreError
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store.store import PlanStore
 from tests.processes import Program
 from tests.store.builders import a_plan, a_receipt, an_attempt, begun, ended

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.approvals import Approval
-from plan_adapter.errors import NotApprovedError
-from plan_adapter.record import PlanRun
-from plan_adapter.store import permission, tables
+from plan_adapter.model.approvals import Approval
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.record import PlanRun
+from plan_adapter.store import permission
+from plan_adapter.store.database import tables
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import DIGEST_OF_CALL, a_receipt, a_standing_approval, an_approval, an_attempt, begun, created

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from plan_adapter.errors import RunConflictError
-from plan_adapter.record import PlanRun
-from plan_adapter.status import PlanStatus
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.store.retention import ALTERED, OldRun
 from plan_adapter.store.store import PlanStore
 from tests.processes import Program

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from plan_adapter.canonical import plan_digest
-from plan_adapter.errors import NotApprovedError, RunConflictError
-from plan_adapter.status import PlanStatus, RunReason, StepStatus
-from plan_adapter.store import tables
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
+from plan_adapter.store.database import tables
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql

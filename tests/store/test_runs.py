@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from plan_adapter.errors import RunConflictError
-from plan_adapter.host_process import HostProcess
-from plan_adapter.record import RunContext
-from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.record import RunContext
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, begun, created, ended, validated
@@ -173,7 +173,7 @@ async def test_every_row_carries_the_context_of_its_run(store: PlanStore, sql: S
     await store.revisions.revise(run.id, validated(plan), "e" * 64, by="安娜", note="")
     await store.gates.open(a_gate(run), timeout_ms=0)
 
-    from plan_adapter.store.tables import metadata
+    from plan_adapter.store.database.tables import metadata
 
     for table in metadata.sorted_tables:
         if table.name in (

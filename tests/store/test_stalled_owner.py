@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from plan_adapter.errors import LeaseLostError
-from plan_adapter.host_process import HostProcess
-from plan_adapter.status import PlanStatus
+from plan_adapter.model.errors import LeaseLostError
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.store import leases
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_gate, created

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
-from plan_adapter.status import PlanStatus
+from plan_adapter.model.errors import NotApprovedError, RunConflictError, StoreError
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import DIGEST, a_standing_approval, an_attempt, created
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.errors import StoreError, StoreSettingsError
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import StoreError, StoreSettingsError
 from plan_adapter.store.store import PlanStore, refuse_local_under_worker
 
 RUN = {"PREFECT__FLOW_RUN_ID": "01999999-0000-7000-8000-000000000000"}

@@ -12,11 +12,11 @@ from urllib.parse import quote
 import pytest
 
 from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, tool
-from plan_adapter.hooks import Event
-from plan_adapter.record import Attempt, Receipt
+from plan_adapter.model.hooks import Event
+from plan_adapter.model.record import Attempt, Receipt
+from plan_adapter.model.status import Outcome
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.status import Outcome
 from plan_adapter.tools.tool import ToolContext
 from plan_adapter.validation import bind_inputs, validate
 from tests.text.payloads import PAYLOADS

@@ -4,7 +4,7 @@ import json
 import sqlite3
 from urllib.parse import unquote
 
-from plan_adapter.status import Outcome
+from plan_adapter.model.status import Outcome
 from tests.cases import for_each
 from tests.text.conftest import PayloadRun
 from tests.text.payloads import PAYLOADS, PRODUCT, nothing_was_interpreted

@@ -11,8 +11,8 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, arun_plan
 from plan_adapter.engine.gate_display import publish_text
 from plan_adapter.engine.outgoing import markdown, paragraphs, state_message
-from plan_adapter.readable import call_name
-from plan_adapter.status import PlanStatus
+from plan_adapter.model.readable import call_name
+from plan_adapter.model.status import PlanStatus
 from tests.engine.calls import task_runs
 from tests.text.conftest import fail, take, tell
 from tests.text.payloads import PAYLOADS, PRODUCT, nothing_was_interpreted

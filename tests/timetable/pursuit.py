@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from deployments.timetable import week
 from plan_adapter import CallbackApprover, ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_plan, load_plan
-from plan_adapter.approvals import ApprovalRequest
+from plan_adapter.model.approvals import ApprovalRequest
 from tests.agent.goal_players import Answer, Player, Seen, Verifier, playing, reads, writes
 from tests.agent.server import Reply, Request, ScriptedServer, scripted
 

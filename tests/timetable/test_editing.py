@@ -9,8 +9,8 @@ import pytest
 
 from deployments.timetable import week
 from plan_adapter import CallbackApprover, PlanStatus, PlanStore, ToolRegistry, aresume_run, tool
-from plan_adapter.approvals import ApprovalRequest
-from plan_adapter.status import RunReason
+from plan_adapter.model.approvals import ApprovalRequest
+from plan_adapter.model.status import RunReason
 from tests.agent.goal_players import Answer, Seen, reads, writes
 from tests.agent.server import ScriptedServer
 from tests.processes import Program

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.timetable import week
 from plan_adapter import PlanStatus, PlanStore
-from plan_adapter.status import RunReason
+from plan_adapter.model.status import RunReason
 from tests.agent.goal_players import Answer, Seen, decides, hijacked, idling, looping, lying, order, reads, sloppy, stubborn, writes
 from tests.agent.server import ScriptedServer
 from tests.timetable.pursuit import Person, Pursuit, placed, places_a_task, pursue

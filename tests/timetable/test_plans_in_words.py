@@ -9,8 +9,8 @@ from deployments.timetable import week
 from plan_adapter import PlanStatus, PlanStore, StepStatus
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
-from plan_adapter.drafts import PlanRequest
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.model.drafts import PlanRequest
+from plan_adapter.model.plan import ExecutionPlan
 from tests.agent.goal_players import Answer, Seen, reads, writes
 from tests.agent.server import ScriptedServer, says, scripted
 from tests.timetable.pursuit import Person, placed, places_a_task, pursue

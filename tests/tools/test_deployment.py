@@ -11,7 +11,7 @@ from prefect.states import Completed, Failed, Running, State
 from pydantic import JsonValue
 
 from plan_adapter.engine.connection import Server
-from plan_adapter.errors import ToolError
+from plan_adapter.model.errors import ToolError
 from plan_adapter.tools.deployment import run_deployment
 from plan_adapter.tools.tool import ToolContext
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.errors import ToolError
+from plan_adapter.model.errors import ToolError
 from plan_adapter.tools.files import READ_LIMIT, read_file, write_file
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from plan_adapter.errors import ToolError, UnknownOutcomeError
+from plan_adapter.model.errors import ToolError, UnknownOutcomeError
 from plan_adapter.tools.http import BODY_LIMIT, http_get, http_send
 from plan_adapter.tools.tool import ToolContext
 

@@ -3,7 +3,7 @@
 import pytest
 
 from plan_adapter import ToolContext, ToolRegistry, tool
-from plan_adapter.errors import ToolDefinitionError
+from plan_adapter.model.errors import ToolDefinitionError
 
 
 def send(order: int, to: str = "here") -> str:

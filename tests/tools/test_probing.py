@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plan_adapter import Done, NotDone, ToolContext, ToolRegistry, as_tool, command_tool, tool
-from plan_adapter.errors import ToolDefinitionError
+from plan_adapter.model.errors import ToolDefinitionError
 
 
 class Place(StrEnum):

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.errors import ToolError
+from plan_adapter.model.errors import ToolError
 from plan_adapter.tools.python import python
 from plan_adapter.tools.tool import ToolContext
 

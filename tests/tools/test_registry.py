@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.errors import ToolDefinitionError
+from plan_adapter.model.errors import ToolDefinitionError
 from plan_adapter.tools.imports import import_object
 from plan_adapter.tools.registry import ToolRegistry, import_tool
 from plan_adapter.tools.tool import ToolContext, as_tool, tool

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.errors import ToolDefinitionError, ToolError
+from plan_adapter.model.errors import ToolDefinitionError, ToolError
 from plan_adapter.tools import processes
 from plan_adapter.tools.processes import KEPT_CHARACTERS, LOGGED_LINES
 from plan_adapter.tools.shell import bash, command_tool, run_command

@@ -8,7 +8,7 @@ import pytest
 import rfc8785
 
 from plan_adapter import Tool, tool
-from plan_adapter.tools.source import code_digest
+from plan_adapter.tools.tool import code_digest
 
 
 def function_without_source(body: str) -> FunctionType:

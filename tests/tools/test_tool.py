@@ -12,7 +12,7 @@ from typing import Annotated, Any, Optional, cast
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
-from plan_adapter.errors import ToolDefinitionError, ToolError
+from plan_adapter.model.errors import ToolDefinitionError, ToolError
 from plan_adapter.tools.tool import Tool, ToolContext, as_json, as_tool, tool
 from tests.tools import offered
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import lint

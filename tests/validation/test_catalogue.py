@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import plan_adapter
-from plan_adapter.problems import CATALOGUE, Problem, did_you_mean
+from plan_adapter.model.problems import CATALOGUE, Problem, did_you_mean
 
 PACKAGE = Path(plan_adapter.__file__).parent
 MAKERS = {"Problem", "add", "warn", "report", "_report", "RefusedError", "NotJSONError"}

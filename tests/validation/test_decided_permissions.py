@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.plan import ExecutionPlan, Rollback, Step
-from plan_adapter.preview import preview_plan, preview_text
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
+from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import BoundPlan, bind_inputs, lint, validate

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan_adapter.options import Input
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.model.options import Input
+from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.validation import find_problems, lint, validate
 from tests.cases import for_each
 from tests.validation.builders import TOOLS, found, plan, step

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.documents import load_plan
-from plan_adapter.options import ApprovalPolicy, ExecutionOptions
+from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions
 from plan_adapter.validation import lint, validate
 from tests.validation.builders import TOOLS, found, plan, step
 

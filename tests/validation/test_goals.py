@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.plan import Input, Question, Rollback, Step
+from plan_adapter.model.plan import Input, Question, Rollback, Step
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import find_problems, lint, validate
 from tests.validation.builders import TOOLS, found, plan, step

@@ -4,8 +4,8 @@ import pytest
 
 from plan_adapter import ExecutionPlan, find_problems, lint
 from plan_adapter.documents import read_document
-from plan_adapter.options import Input
-from plan_adapter.preview import preview_plan, preview_text
+from plan_adapter.model.options import Input
+from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.cluster import Cluster, act, rolling
 

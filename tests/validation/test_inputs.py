@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.options import Input
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.options import Input
+from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.validation import BoundPlan, bind_inputs, find_problems, validate
 from plan_adapter.validation.inputs import read_values
 from tests.validation.builders import TOOLS, plan, step

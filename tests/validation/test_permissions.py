@@ -2,8 +2,8 @@
 
 import pytest
 
-from plan_adapter.canonical import plan_digest
-from plan_adapter.plan import ExecutionPlan, Rollback, Step
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import lint, validate

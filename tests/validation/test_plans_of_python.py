@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan_adapter.canonical import plan_digest
 from plan_adapter.documents import read_document
-from plan_adapter.errors import InvalidPlanError
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.problems import CATALOGUE
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.problems import CATALOGUE
 from plan_adapter.validation import find_problems, lint, validate
 from tests.validation.builders import TOOLS, found, plan, step
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.options import ExecutionOptions, Input, Question
-from plan_adapter.plan import Rollback, Step
+from plan_adapter.model.options import ExecutionOptions, Input, Question
+from plan_adapter.model.plan import Rollback, Step
 from plan_adapter.validation import lint, validate
 from tests.validation.builders import TOOLS, found, plan, step
 

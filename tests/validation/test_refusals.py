@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from plan_adapter.documents import load_plan, read_document
-from plan_adapter.options import Concurrency, ExecutionOptions, Input, Question
-from plan_adapter.plan import ExecutionPlan, Rollback, Step
-from plan_adapter.problems import CATALOGUE
+from plan_adapter.model.options import Concurrency, ExecutionOptions, Input, Question
+from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
+from plan_adapter.model.problems import CATALOGUE
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import bind_inputs, find_problems, lint, validate

@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from plan_adapter.options import Input, Question
-from plan_adapter.plan import ExecutionPlan, Rollback, Step
+from plan_adapter.model.options import Input, Question
+from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import lint

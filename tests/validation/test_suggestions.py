@@ -2,7 +2,7 @@
 
 from plan_adapter import load_plan
 from plan_adapter.documents import read_document
-from plan_adapter.problems import did_you_mean
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import find_problems
 from tests.cases import for_each

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import drafting_tools_of, model_of, tools_of
-from plan_adapter.problems import did_you_mean
-from plan_adapter.record import RunContext
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.record import RunContext
 
 if TYPE_CHECKING:
     from plan_adapter.cli.mcp.offers import Offers

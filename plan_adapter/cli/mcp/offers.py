@@ -9,16 +9,16 @@ from typing import Any
 from pydantic import JsonValue
 
 from plan_adapter.agent.plan_tools import function_name, tool_inputs
-from plan_adapter.cli.codes import UsageError
+from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.cli.mcp.operations import MAX_WAIT_SECONDS, Operations, Output
 from plan_adapter.cli.sources import STORE_PREFIX, is_stored, plan_of
-from plan_adapter.options import Effect
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.problems import did_you_mean
+from plan_adapter.model.options import Effect
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, ToolContext
 from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
-from plan_adapter.validation.input_schema import inputs_schema
+from plan_adapter.validation.inputs import inputs_schema
 
 log = logging.getLogger(__name__)
 

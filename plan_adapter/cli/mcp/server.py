@@ -15,11 +15,10 @@ from mcp.types import Tool as MCPTool
 from pydantic import ValidationError
 
 from plan_adapter.cli import output
-from plan_adapter.cli.codes import UsageError
+from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.cli.mcp.offers import Offer, Offers
-from plan_adapter.cli.mcp.operations import Output
-from plan_adapter.cli.mcp.outputs import model_output
-from plan_adapter.errors import InvalidPlanError, PlanAdapterError
+from plan_adapter.cli.mcp.operations import Output, model_output
+from plan_adapter.model.errors import InvalidPlanError, PlanAdapterError
 
 INSTRUCTIONS = (
     "Plans of steps that are checked, approved by a person, run and recorded. You can draft, check, preview and start them, and look at "

@@ -14,8 +14,8 @@ from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.mcp.workers import worker_log_path
 from plan_adapter.cli.sources import open_store, tools_of
-from plan_adapter.errors import PlanAdapterError
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import PlanAdapterError
 
 
 async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: bool) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plan_adapter.private_files import make_folder, open_file
-from plan_adapter.readable import one_line
+from plan_adapter.local.private_files import make_folder, open_file
+from plan_adapter.model.readable import one_line
 
 
 @dataclass(slots=True)

@@ -1,0 +1,97 @@
+"""`plan export`."""
+
+import sys
+from contextlib import nullcontext
+from functools import partial
+from json import dumps
+from pathlib import Path
+from typing import IO, Annotated, Literal
+
+from cyclopts import Parameter
+
+from plan_adapter.cli import output as streams
+from plan_adapter.cli.exit_codes import ExitCode
+from plan_adapter.cli.sources import open_store, plan_of, policy_of_store, tools_of
+from plan_adapter.importers.aster import as_aster
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.options import Effect
+from plan_adapter.text.pictures import mermaid
+from plan_adapter.validation import validate
+
+
+async def export(
+    source: str,
+    /,
+    *,
+    format: Literal["record", "mermaid", "aster"] = "record",
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    tools: list[str] | None = None,
+    json: bool = False,
+) -> int:
+    """Write everything that the store has about a run as one JSON document; `plan runs verify FILE` verifies it on any machine.
+
+    It holds the plan, the run, its approvals with their signatures, gates, attempts, receipts, revisions, the audit log, and the digest of
+    its last entry. Parameters and results are written as they are in the store. With `--format mermaid` or `aster`, write a plan instead:
+    as a picture of its steps, or as the JSON of Aster's executor, with a note on everything that this format cannot hold.
+
+    Args:
+        source: The id of a run, its beginning or end, or `last`; for the other formats a plan document, `store:name@version`
+            or a plan's digest.
+        format: `record` of a run; `mermaid`, a flowchart of a plan; `aster`, a plan as Aster's JSON.
+        output: The file to write, readable only by you; default: stdout.
+        tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
+        json: Print the document on one line.
+    """
+    if format != "record":
+        return await _export_plan(source, format, output, tools or [], in_lines=not json)
+    return await _export_run(source, output, in_lines=not json)
+
+
+async def _export_plan(source: str, format: Literal["mermaid", "aster"], output: Path | None, tools: list[str], *, in_lines: bool) -> int:
+    validated = validate(await plan_of(source), tools_of(tools))
+    if format == "mermaid":
+        policy = await policy_of_store(Settings())
+        gated = [step.id for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
+        effects: dict[str, Effect] = {step_id: validated.effect_of(step_id) for step_id in validated.steps}
+        text = mermaid(validated.plan.all_steps, validated.edges, effects=effects, gated=gated)
+    else:
+        document, notes = as_aster(validated)
+        text = dumps(document, ensure_ascii=False, indent=2 if in_lines else None)
+        for note in notes:
+            streams.note(note)
+    if output is None:
+        streams.line(text)
+    else:
+        with streams.atomic_file(output, private=True) as file:
+            file.write(f"{text}\n")
+    return ExitCode.DONE
+
+
+async def _export_run(run: str, output: Path | None, *, in_lines: bool) -> int:
+    from plan_adapter.store.proof.export import write_document  # imports SQLAlchemy
+
+    only_ascii = output is None and not streams.is_unicode(sys.stdout)
+    async with open_store(Settings()) as store:
+        with nullcontext(sys.stdout) if output is None else streams.atomic_file(output, private=True) as file:
+            write = partial(_write_text, file)
+            try:
+                await store.read_export(run, partial(write_document, write=write, in_lines=in_lines, only_ascii=only_ascii))
+            except _OutputError as error:
+                with streams.writing_to_stdout() if output is None else nullcontext():
+                    raise error.cause from None
+    return ExitCode.DONE
+
+
+class _OutputError(Exception):
+    """The output could not be written; the store is not at fault."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__()
+        self.cause = cause
+
+
+def _write_text(file: IO[str], text: str) -> None:
+    try:
+        file.write(text)
+    except OSError as error:
+        raise _OutputError(error) from None

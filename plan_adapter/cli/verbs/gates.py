@@ -1,0 +1,152 @@
+"""`plan gates`."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import age, caller_refusal, time_left
+from plan_adapter.cli.exit_codes import ExitCode, UsageError
+from plan_adapter.cli.records import NO_FORM, QUESTION_SUFFIXES, gate_json, gate_place
+from plan_adapter.cli.servers import known_server, lacks_store_of_server
+from plan_adapter.cli.sources import open_store
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.readable import as_text, cut, one_line, unescaped
+from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
+from plan_adapter.text.listing import limits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from plan_adapter.model.approvals import Approval, Gate
+    from plan_adapter.model.options import Input
+    from plan_adapter.store.store import PlanStore
+
+FIND_LIMIT = 1_000_000
+"""More gates than are ever open."""
+
+SHOWN_CHARACTERS = 200
+"""How many characters of a question are shown."""
+
+
+async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> int:
+    """List the gates that wait for an answer, newest first: since when, until when, who may answer, and whether a process is waiting.
+
+    Answer with `plan approve RUN` or `plan reject RUN`, a question with `plan answer RUN STEP`, and an unknown outcome with
+    `plan resolve RUN STEP`. Unknown outcomes of runs that have stopped are listed too.
+
+    Args:
+        limit: Show at most this many; default: 100.
+        api: List the forms in Prefect's API: for a machine that cannot reach the store.
+        json: Print one JSON object per gate.
+    """
+    if limit < 1:
+        raise UsageError("--limit must be at least 1")
+    settings = Settings()
+    if api:
+        from plan_adapter.cli.remote import list_remotely  # only for `--api`
+
+        return await list_remotely(settings, limit=limit, as_json=json)
+    async with open_store(settings) as store:
+        found, now = await _open_gates(store, settings), await store.now()
+        changes = await store.gates.change_requests() if found else {}
+        commands = await _commands_of(found, store)
+    if not found and lacks_store_of_server(settings):
+        from plan_adapter.cli.remote import list_remotely  # only if this machine's store is not the server's
+
+        return await list_remotely(settings, limit=limit, as_json=json)
+    _print_gates(found, now, changes, commands, settings, limit=limit, as_json=json)
+    return ExitCode.DONE
+
+
+async def _open_gates(store: "PlanStore", settings: Settings) -> "list[Gate]":
+    """Close expired gates, and return the open ones and the unknown outcomes that no process asks about, newest first."""
+    from plan_adapter.runs.reconcile import unasked_outcomes  # imports SQLAlchemy
+
+    found, now = await store.gates.find(limit=FIND_LIMIT), await store.now()
+    if any(gate.is_over(now) for gate in found):
+        from plan_adapter.runs.approval import end_expired  # imports SQLAlchemy
+
+        await end_expired(store)
+        found = await store.gates.find(limit=FIND_LIMIT)
+    unasked = await unasked_outcomes(store, settings, open_digests={gate.approval_digest for gate in found})
+    return sorted([*found, *unasked], key=lambda gate: gate.opened_at, reverse=True)
+
+
+async def _commands_of(found: "list[Gate]", store: "PlanStore") -> dict[str, str]:
+    """Return whether the command of each unknown outcome still runs, as text, by the digest of its gate."""
+    from plan_adapter.store.outcomes import outcome_digest  # imports SQLAlchemy
+
+    runs = dict.fromkeys(gate.run_id for gate in found if gate.kind == "outcome")
+    started = [command for run_id in runs for command in await store.outcomes.commands(run_id)]
+    return {outcome_digest(command.attempt.id): command.in_words for command in started}
+
+
+def _print_gates(
+    found: "list[Gate]",
+    now: datetime,
+    changes: "Mapping[str, Approval]",
+    commands: "Mapping[str, str]",
+    settings: Settings,
+    *,
+    limit: int,
+    as_json: bool,
+) -> None:
+    shown = found[:limit]
+    if as_json:
+        server = known_server(settings) if any(gate.flow_run_id for gate in shown) else None
+        for gate in shown:
+            link = server.run_url(gate.flow_run_id) if server is not None and gate.flow_run_id is not None else None
+            asked = changes.get(gate.id)
+            requested = None if asked is None else {"by": asked.by, "note": asked.note, "at": asked.at}
+            output.json_line({**gate_json(gate), "link": link, "changes": requested, "process": commands.get(gate.approval_digest)})
+        return
+    if not shown:
+        output.note("nothing waits for an answer")
+        return
+    columns = ("RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "APPROVERS", "WAITING")
+    output.table(columns, [_row(gate, now) for gate in shown])
+    for gate in shown:
+        if gate.kind == "outcome":
+            output.line(f"{gate.run_id} {gate_place(gate)}: `{answer_command(gate)}` records the outcome")
+            if (running := commands.get(gate.approval_digest)) is not None:
+                output.line(f"{gate.run_id} {gate_place(gate)}: its command {one_line(running)}")
+        if gate.kind == "question":
+            fields = "; ".join(_field_text(name, field) for name, field in gate.fields.items())
+            question = one_line(gate.description.strip())
+            question = question if len(question) <= SHOWN_CHARACTERS else f"{cut(question, SHOWN_CHARACTERS)} …"
+            output.line(f"{gate.run_id} {gate_place(gate)} asks: {question} (answer with {fields})")
+        if gate.has_form is False:
+            output.line(f"{gate.run_id} {gate_place(gate)}: {NO_FORM}: `{answer_command(gate)}` answers it")
+        if (changed := changes.get(gate.id)) is not None:
+            output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(changed.by)} asks for changes: {one_line(changed.note)}")
+    more = f"; {len(found) - limit} more: --limit" if len(found) > limit else ""
+    who = f"; {refused}" if (refused := caller_refusal(shown[0])) is not None else ""
+    output.note(f"`{answer_command(shown[0])}` answers the first one{who}{more}")
+
+
+def _field_text(name: str, field: "Input") -> str:
+    """Return a field of a question with the values it takes."""
+    kind = " or ".join(as_text(choice) for choice in field.enum) if field.enum else field.type
+    return f"{name}={one_line(kind)}{unescaped(limits_of(field))}" + (
+        "" if field.is_required else f" (by default {as_text(field.default)})"
+    )
+
+
+def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
+    gate_policy = gate.gate_policy
+    excluded = {} if gate_policy.self_approval else {gate_policy.revised_by: "who revised it", gate_policy.requested_by: "who started it"}
+    approvers = None if gate_policy.approvers is None else [name for name in gate_policy.approvers if name not in excluded]
+    who = "anyone" if approvers is None else ", ".join(approvers) or "nobody"
+    others = ", ".join(f"not {name}, {why}" for name, why in excluded.items() if name)
+    other = f" ({others})" if others else ""
+    known = f", with {' or '.join(gate_policy.known_by)}" if gate_policy.known_by is not None else ""
+    return (
+        gate.run_id,
+        gate.name,
+        "the plan" if gate.step_id is None else gate_place(gate) + QUESTION_SUFFIXES[gate.kind],
+        gate.approval_digest[:SHOWN_DIGITS],
+        age(now, gate.opened_at),
+        time_left(gate.expires_at, now),
+        f"{who}{other}{known}",
+        "worker released" if gate.is_released else {True: "a process", False: "no process", None: "another host"}[gate.attended],
+    )

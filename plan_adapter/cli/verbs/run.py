@@ -1,0 +1,84 @@
+"""`plan run`."""
+
+import asyncio
+from pathlib import Path
+
+from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
+from plan_adapter.cli.daemon_thread import in_daemon_thread
+from plan_adapter.cli.exit_codes import UsageError
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
+from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
+from plan_adapter.local.settings import Settings
+from plan_adapter.validation import bind_inputs, validate
+
+
+def run(
+    plan: str,
+    /,
+    *,
+    input: list[str] | None = None,
+    inputs: Path | None = None,
+    tools: list[str] | None = None,
+    offline: bool = False,
+    on_server: bool = False,
+    yes: bool = False,
+    detach: bool = False,
+    json: bool = False,
+) -> int:
+    """Run a plan and show its progress: live on a terminal, as plain lines elsewhere.
+
+    At a terminal you are asked for required inputs that are missing or wrong, unless you give `--yes` or `--json`. Tools and secrets are
+    checked before.
+
+    At a gate you are asked on the terminal, and in a form on the run's page in Prefect; `plan approve` answers as well. The run stays
+    waiting, and the command exits with 6, where nobody can be asked: offline without a terminal, or after SIGTERM or a closed terminal.
+
+    The run is a flow run on the Prefect server of Prefect's settings, or else on a local server that starts once. With `--on-server` a
+    worker runs it: the command starts the runbook that `plan deploy` deployed and follows its run. Ctrl-C then stops only following.
+
+    Args:
+        plan: A plan document, `-` for stdin, or a stored plan: its digest or `store:name@version`. With `--on-server`: the name of a
+            deployed runbook.
+        input: `name=value`, an input of the run; may be repeated.
+        inputs: A JSON or YAML file of inputs; `--input` overrides it.
+        tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
+        offline: Run without Prefect: same steps, same record, no UI.
+        on_server: Start the deployment of this runbook, and follow its run.
+        yes: Approve every gate as the account that runs this command, where the policy allows that.
+        detach: Do not wait for answers: once only gates are left to wait for, leave the run waiting and exit with 6. With `--on-server`:
+            print the id of the flow run and do not wait for anything.
+        json: Print events as JSON Lines; the last line is the run.
+    """
+    given = input_texts(input or [], inputs)
+    if on_server:
+        if refused := [name for name, is_given in (("--offline", offline), ("--yes", yes), ("--tools", tools)) if is_given]:
+            raise UsageError(f"{refused[0]} is for a run of this process, and with --on-server a worker runs the plan")
+        from plan_adapter.cli.deployed_run import run_deployed  # imports Prefect
+
+        return asyncio.run(run_deployed(plan, given, detach=detach, as_json=json))
+    return asyncio.run(_run(plan, given, tools or [], RunOptions(yes=yes, detach=detach, json=json), offline=offline))
+
+
+async def _run(source: str, given: dict[str, str], tools: list[str], options: RunOptions, *, offline: bool) -> int:
+    # These import SQLAlchemy.
+    from plan_adapter.runs.secret_lookup import refuse_missing_secrets
+    from plan_adapter.runs.session import look_up_secrets_on
+    from plan_adapter.runs.start import execute_plan
+
+    settings = Settings()
+    pending = begin_server(settings, offline=offline)
+    async with open_store(settings) as store:
+        registry = tools_of(tools)
+        validated = validate(await plan_of(source, store), registry)
+        can_ask = is_at_terminal() and not (options.json or options.yes)
+        server = await in_daemon_thread(pending.wait) if pending is not None and can_ask and validated.secrets else None
+        if can_ask:
+            with look_up_secrets_on(server):  # before anybody types a value that the run would then not use
+                await refuse_missing_secrets(validated, settings)
+            given = await ask_missing_inputs(validated.plan, given)
+        bound = bind_inputs(validated, given, from_text=True)
+        if server is None and pending is not None:
+            server = await in_daemon_thread(pending.wait)
+        foreground = ForegroundRun(server, options, store=store, tools=registry, imports=tools)
+        execution = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
+        return await foreground.complete(execution)

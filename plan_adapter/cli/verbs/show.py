@@ -1,0 +1,174 @@
+"""`plan show`."""
+
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import ApprovalState, approval_state_of
+from plan_adapter.cli.exit_codes import ExitCode, UsageError
+from plan_adapter.cli.records import gate_json, run_json
+from plan_adapter.cli.sources import STDIN, STORE_PREFIX, is_stored, open_store, plan_of
+from plan_adapter.gates.tool_changes import CodeChange, code_changes
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.canonical import plan_digest
+from plan_adapter.model.errors import RunConflictError, StoreError
+from plan_adapter.model.readable import code, counted, item_number, unescaped
+from plan_adapter.text.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
+
+if TYPE_CHECKING:
+    from plan_adapter.model.plan import ExecutionPlan, Step
+    from plan_adapter.model.record import Attempt, PlanRun, Receipt
+    from plan_adapter.model.rounds import RoundRecord
+    from plan_adapter.text.formatting import Dependencies
+
+SHOWN_CHARACTERS = 500
+"""How many characters of an error are shown."""
+
+
+async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: bool = False) -> int:
+    """Show a plan with all its dependencies, or a run with its steps, their results and its approvals.
+
+    For a run it also shows how each step was called (secrets masked), on which attempt and for how long, steps of earlier versions of the
+    plan that had started, and where the code of a tool changed between attempts.
+
+    Args:
+        plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run, its beginning or end, `last`, or
+            a plan's digest.
+        draft: Show the draft with that id, with every question to the model and its answer; without an id, list the newest drafts.
+        json: Print one JSON object; a run has its `steps` with their `calls` and `rounds`, open `gates`, `approvals`, `code_changes` and
+            `earlier_steps`.
+    """
+    if draft:
+        await _show_drafts(plan_or_run, as_json=json)
+        return ExitCode.DONE
+    if plan_or_run is None:
+        raise UsageError("show what? a plan, a run, or `--draft` for the newest drafts")
+    found = await _find(plan_or_run)
+    if isinstance(found, ShownRun):
+        _show_run(found, as_json=json)
+        return ExitCode.DONE
+    plan_object = _plan_json(found, plan_digest(found))  # raises the problems of the plan's document: with problems it has no digest
+    if json:
+        output.json_line(plan_object)
+    else:
+        output.line(format_plan(found).rstrip("\n"))
+    return ExitCode.DONE
+
+
+async def _show_drafts(beginning: str | None, *, as_json: bool) -> None:
+    # Only for drafts.
+    from plan_adapter.cli.drafting import draft_json
+    from plan_adapter.text.draft_text import draft_line, draft_text
+
+    async with open_store(Settings()) as store:
+        found = await store.drafts.newest() if beginning is None else [await store.drafts.get(beginning)]
+    for draft in found:
+        if as_json:
+            output.json_line(draft_json(draft, question=None))
+        else:
+            output.line(draft_line(draft) if beginning is None else draft_text(draft, whole=True).rstrip("\n"))
+    if not found:
+        output.note("no drafts yet")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRun:
+    """A run, and what `plan show` adds to its record."""
+
+    state: ApprovalState
+    code: list[CodeChange]
+    calls: dict[str, list[StepCallRecord]]
+    rounds: "dict[str, list[RoundRecord]]"  # of its goals
+    earlier: list[dict[str, Any]]  # steps of earlier versions that the plan no longer has
+
+
+def _show_run(found: ShownRun, *, as_json: bool) -> None:
+    state, run = found.state, found.state.run
+    if as_json:
+        gates, answers = (
+            [gate_json(gate) for gate in state.gates],
+            [{**asdict(answer), "item": item_number(answer.item)} for answer in state.answers],
+        )
+        changed = [_code_change_json(change) for change in found.code]
+        shown = run_json(run, steps=True)
+        for step in shown["steps"]:
+            step["calls"] = [{**asdict(call), "item": item_number(call.item)} for call in found.calls.get(step["id"], ())]
+            if step["id"] in found.rounds:
+                step["rounds"] = [asdict(round_) for round_ in found.rounds[step["id"]]]
+        output.json_line({**shown, "gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier})
+        return
+    changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
+    removed = ["", "## Steps of earlier versions", "", *map(_earlier_step_line, found.earlier)] if found.earlier else []
+    record = format_plan(run, standing=state.used_standing_approval, calls=found.calls, rounds=found.rounds)
+    text = "\n".join([record.rstrip("\n"), *removed, *changed, *state.lines()])
+    output.line(unescaped(text) if output.is_terminal(sys.stdout) else text)
+    if (hint := state.hint()) is not None:
+        output.note(hint)
+
+
+def _earlier_steps(run: "PlanRun", attempts: "list[Attempt]", receipts: "list[Receipt]") -> list[dict[str, Any]]:
+    """Return the steps that started but are no longer in the plan of `run`, in the order in which they started."""
+    steps, errors = {step.id for step in run.steps}, {receipt.step_id: receipt.error for receipt in receipts}
+    removed = [attempt for attempt in attempts if attempt.step_id not in steps and attempt.kind == "step"]
+    counts = Counter(attempt.step_id for attempt in removed)
+    tools = {attempt.step_id: attempt.tool_name for attempt in removed}
+    return [{"id": name, "tool_name": tools[name], "attempts": counts[name], "error": errors.get(name)} for name in counts]
+
+
+def _earlier_step_line(step: dict[str, Any]) -> str:
+    error = f": {code(step['error'][:SHOWN_CHARACTERS])}" if step["error"] else ""
+    return f"- {code(step['id'])} ({code(step['tool_name'])}): did not succeed in {counted(step['attempts'], 'attempt')}{error}"
+
+
+def _code_change_json(change: CodeChange) -> dict[str, Any]:
+    attempts = {"before": change.before, "after": change.after}
+    where = {
+        name: {"step": attempt.step_id, "item": item_number(attempt.item), "attempt": attempt.number} for name, attempt in attempts.items()
+    }
+    return {"tool": change.tool_name, **where}
+
+
+async def _find(source: str) -> "ExecutionPlan | ShownRun":
+    # Run ids and plan digests are both hexadecimal, so look for a file with that name first, then for a run, then for a plan.
+    from plan_adapter.model.rounds import rounds_of  # only for runs
+    from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
+
+    if source == STDIN or source.startswith(STORE_PREFIX) or _looks_like_a_file(source):
+        return await plan_of(source)
+    settings = Settings()
+    async with open_store(settings) as store:
+        try:
+            run = await end_overdue(await store.run(source), store)
+            attempts = await store.attempts(run.id)
+            receipts = await store.receipts(run.id)
+            calls = calls_of(run, attempts, receipts, await store.outcomes.commands(run.id))
+            earlier = _earlier_steps(run, attempts, receipts)
+            state = await approval_state_of(run, store, settings)
+            rounds = rounds_of(receipts, attempts, state.answers)
+            return ShownRun(state, code_changes(attempts), calls, rounds, earlier)
+        except RunConflictError as no_run:
+            if not is_stored(source):
+                raise UsageError(f"`{source}` is not a file, and {no_run}") from no_run
+            try:
+                return await plan_of(source, store)
+            except StoreError as no_plan:
+                raise UsageError(f"{no_run}; {no_plan}") from no_plan
+
+
+def _looks_like_a_file(source: str) -> bool:
+    return Path(source).suffix != "" or "/" in source or Path(source).exists()
+
+
+def _plan_json(plan: "ExecutionPlan", digest: str) -> dict[str, Any]:
+    after = dependencies_of(plan)
+    lists = {"steps": plan.steps, **({"finally": plan.finally_} if plan.finally_ else {})}
+    shown = {name: [_step_json(step, after[step.id]) for step in steps] for name, steps in lists.items()}
+    return {"digest": digest, **plan.to_document(), "name": plan.name, **shown}
+
+
+def _step_json(step: "Step", after: "Dependencies") -> dict[str, Any]:
+    written = step.model_dump(mode="json", exclude_defaults=True)
+    return {**written, "depends_on": list(after.all), "implied_by_reference": list(after.implied)}

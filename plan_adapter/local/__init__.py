@@ -1,0 +1,1 @@
+"""What belongs to this machine: settings, secrets, credentials, private files, processes and crash points."""

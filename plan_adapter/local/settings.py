@@ -1,0 +1,175 @@
+"""`Settings`: the configuration from environment variables with the prefix `PLAN_ADAPTER_`."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, SecretStr, TypeAdapter, field_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from plan_adapter.model.options import Effect, KnownBy
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high"]
+"""How much a model thinks before it answers."""
+
+
+class Settings(BaseSettings):
+    """Read from the environment on creation. Nothing is read at import.
+
+    Lists are separated by commas: `PLAN_ADAPTER_TOOLS=acme.tools:registry,acme.more:deploy`.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PLAN_ADAPTER_", extra="ignore", frozen=True)
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".plan_adapter")
+    """The folder of the default store, large results and the local Prefect server."""
+
+    database_url: str | None = None
+    """SQLAlchemy URL of the store: sqlite or postgresql, with or without a driver. None: a SQLite file in `home`."""
+
+    tools: Annotated[tuple[str, ...], NoDecode] = ()
+    """Import strings `package.module:name` of tools or registries for the command line."""
+
+    local_server: Literal["auto", "never"] = "auto"
+    """Whether a local Prefect server may be started if Prefect's settings name none."""
+
+    local_server_auth: Literal["auto", "on", "off"] = "auto"
+    """Whether the local Prefect server requires a password, kept in a file that only this account can read.
+
+    auto: required if other people can log in to this machine, or it is reached over SSH.
+    """
+
+    result_limit_bytes: int = Field(default=64 * 1024, ge=1024)
+    """A result with more bytes of JSON goes to a file. The receipt keeps its path, size and digest."""
+
+    python_prefixes: Annotated[tuple[str, ...], NoDecode] = ()
+    """Module prefixes from which the tool `python` may import. None by default."""
+
+    files_root: Path | None = None
+    """The folder that `read_file` and `write_file` cannot leave. None: the current folder."""
+
+    secrets_dir: Path | None = None
+    """A folder of mounted files, each named after a secret and containing its value. `${{ secrets.name }}` looks here first."""
+
+    allow_local_store: bool = False
+    """Whether a store on a local path may be used under a Prefect worker, whose disk may not persist."""
+
+    store_host: str = ""
+    """The machine on which the store's file is. Workers on other machines then refuse it. `plan deploy` sets it for the runs it deploys."""
+
+    allow_unapproved: bool = True
+    """Whether the plan's `require_approval: false` and `auto_approve: true` are honored."""
+
+    lease_seconds: float = Field(default=20.0, ge=1.0)
+    """How long the owner of a run may be silent. 15 s later, another process can take over the run."""
+
+    store_patience_seconds: float = Field(default=120.0, ge=0.0)
+    """How long an active run waits for a database that is unavailable, locked or full before it stops; it can be resumed. 0: no wait."""
+
+    carried_task_runs: int = Field(default=200, ge=0)
+    """How many carried steps of a resumed run are shown as separate task runs in Prefect. More are shown as one, `Carried`."""
+
+    approvers: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names and groups that may answer at any gate. Empty: those that the plan names. If both are set, a person must be in both."""
+
+    operators: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names, groups and deployments (`flow/deployment`) that may run, resume, revise, cancel, roll back, prune and erase runs of any plan.
+
+    Empty: those that the plan names. If both are set, a person must be in both.
+    """
+
+    groups: Annotated[dict[str, list[str]], NoDecode] = Field(default_factory=dict)
+    """The members of groups, as JSON: `{"sre": ["ana", "bo"]}`."""
+
+    known_by: Annotated[tuple[KnownBy, ...], NoDecode] = ()
+    """The accepted proofs of an approver's identity at any gate: ssh_signature, totp, os_user, form, unverified. Empty: those of the plan.
+    """
+
+    allow_self_approval: bool = True
+    """Whether the person who started a run may approve it."""
+
+    gate_effects: Annotated[tuple[Effect, ...], NoDecode] = ()
+    """Effects whose steps get their own gate in every plan, by the tool's effect, whatever the step declares.
+
+    `write` includes `idempotent_write`.
+    """
+
+    allowed_signers: Path | None = None
+    """The file of SSH keys whose signatures are accepted, in the ALLOWED SIGNERS format of `ssh-keygen`."""
+
+    totp_key: SecretStr | None = None
+    """The key that encrypts the seeds of one-time codes in the store. None: the key in the file totp.key in `home`."""
+
+    signing_key: Path | None = None
+    """The SSH key that `plan approve --sign` uses. None: the first of ~/.ssh/id_ed25519, id_ecdsa, id_rsa."""
+
+    dask_address: str | None = None
+    """The scheduler of the Dask cluster for steps with `runner: dask`: `tcp://host:8786`, or `tls://…` with Dask's own TLS settings.
+
+    None: each run starts its own cluster on this machine when it first needs one.
+    """
+
+    model: str | None = None
+    """The name of the language model that drafts plans, pursues goals and replans, as its server knows it."""
+
+    model_url: str | None = None
+    """The base URL of the model's server, which must support OpenAI's chat completions. None: OPENAI_BASE_URL, else OpenAI."""
+
+    model_key: SecretStr | None = None
+    """The API key for that server. None: OPENAI_API_KEY if no URL is set; a self-hosted server usually needs no key."""
+
+    model_timeout_seconds: float = Field(default=120.0, gt=0)
+    """How long the model may take for one answer."""
+
+    model_stream: bool = False
+    """Whether to stream the model's answers, for gateways that cut idle connections."""
+
+    draft_timeout_seconds: float = Field(default=600.0, gt=0)
+    """How long a draft may take in all rounds, without the time that people take to answer the model's questions."""
+
+    draft_answer_tokens: int = Field(default=8192, gt=0)
+    """The token limit of one answer, including a reasoning model's thoughts. A second, deeper pass has twice as many."""
+
+    goal_effort: Effort | None = None
+    """The reasoning effort of a goal's rounds and of its verifier: none, minimal, low, medium or high. None: the server's default."""
+
+    goal_temperature: float | None = Field(default=None, ge=0, le=2)
+    """The temperature of a goal's rounds and of its verifier. None: the server's default."""
+
+    goal_tokens: int = Field(default=1_000_000, gt=0)
+    """How many tokens the model of one goal may use in one start of a run. Tokens that its server does not count are estimated."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read only the environment. Looking for files as well would take twice as long."""
+        return init_settings, env_settings
+
+    @field_validator("tools", "python_prefixes", "approvers", "operators", "known_by", "gate_effects", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("groups", mode="before")
+    @classmethod
+    def _read_groups(cls, value: object) -> object:
+        try:
+            return TypeAdapter(dict[str, list[str]]).validate_json(value) if isinstance(value, str) else value
+        except ValueError:
+            raise ValueError('write JSON that lists the members of each group, as in {"sre": ["ana", "bo"]}') from None
+
+    @cached_property
+    def store_url(self) -> str:
+        """The URL of the store that `store=None` means."""
+        return self.database_url or f"sqlite:///{self.home / 'plans.db'}"
+
+    @property
+    def results_path(self) -> Path:
+        """The folder of results that are too large for a receipt."""
+        return self.home / "results"

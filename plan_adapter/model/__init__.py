@@ -1,0 +1,1 @@
+"""The values that everything shares: plans, options, records, approvals, statuses, errors and problems."""

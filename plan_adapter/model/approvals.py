@@ -1,0 +1,172 @@
+"""Gates and answers: `Gate`, `ApprovalRequest`, `Answer`, `Approval`, `StandingApproval`, and the gate policy that an answer must satisfy.
+
+Times are aware datetimes in UTC, by the store's clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from pydantic import JsonValue
+
+from plan_adapter.model.options import CallKind, Expiry, Input
+
+Resolution: TypeAlias = Literal["done", "again", "abort"]
+"""A person's answer about an unknown outcome: it was done; it was not, run it again; end the run here."""
+
+OperatorRequestKind: TypeAlias = Literal["skip", "run_from", "rollback"]
+"""What an operator can request outside a gate: skip steps, run from a skipped step after all, or roll the run back."""
+
+Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
+"""An answer at a gate. Each closes its gate; only `approve` lets anything run."""
+
+ANSWERED: Mapping[Decision, str] = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}
+"""The verb that reports an answer, by decision."""
+
+GateKind: TypeAlias = Literal["approval", "question", "outcome"]
+"""What a gate asks: whether the plan or a call may run, a question of the plan, or how a call with an unknown outcome ended.
+
+`approve` answers a question, with the values of its fields. An outcome gate approves nothing.
+"""
+
+GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"] | Resolution
+"""How a gate was closed. `superseded`: a new version of the plan replaced the question. An outcome gate closes with the resolution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """One recorded answer: the content it covers, who gave it, how they were identified, and until when it is valid."""
+
+    id: str
+    approval_digest: str  # for a step, the digest of its resolved call
+    decision: Decision
+    by: str
+    known_by: str  # a `KnownBy`, or `not_required` if the plan requires no approval
+    at: datetime
+    note: str = ""
+    expires_at: datetime | None = None
+    run_id: str | None = None  # the run it was given for, or that used it
+    step_id: str | None = None  # None: it covers the whole plan
+    item: int | None = None
+    gate_id: str | None = None  # the gate it answers
+    standing_id: str | None = None  # the standing approval it came from
+    signature: str | None = None  # an armored SSH signature of `approval_text_to_sign`
+    used_at: datetime | None = None  # when the run or the call started with it
+    result: JsonValue = None  # the answer to a question, by field
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An unchecked answer at a gate. All of it is untrusted text."""
+
+    decision: Decision | Resolution  # depends on the kind of gate
+    by: str
+    note: str = ""
+    channel: Literal["os_user", "form", "unverified"] = "unverified"  # how `by` is known without `code` and `signature`
+    code: str | None = None  # a one-time code
+    signature: str | None = None  # an armored SSH signature of `text_to_sign`
+    result: JsonValue = None  # with `done`: what the call returned; at a question: the answer, by field
+    digest: str | None = None  # a prefix of the digest shown with the question; None: not given
+
+
+@dataclass(frozen=True, slots=True)
+class GatePolicy:
+    """What an answer must satisfy. It combines the plan's policy and the settings as they were when the gate opened."""
+
+    approvers: tuple[str, ...] | None = None  # names, with groups resolved; None: anyone
+    known_by: tuple[str, ...] | None = None  # None: any proof
+    self_approval: bool = True
+    requested_by: str = ""  # who started the run
+    revised_by: str = ""  # who replaced an earlier version with the content in question
+    expires: Expiry = "reject"
+    remind_after_ms: int = 0
+    release: bool = False
+    excluded_by: str = ""  # the environment variable that leaves nobody, or no proof, to answer with
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A pause before a plan (`step_id` is None) or a step, or, with kind `outcome`, after a call whose outcome is unknown."""
+
+    id: str
+    run_id: str
+    step_id: str | None
+    item: int | None
+    approval_digest: str  # the digest that an answer binds to
+    name: str  # of the plan
+    description: str  # of the plan, or of the step; or the question that it asks
+    text: str  # Markdown: exactly what would run
+    gate_policy: GatePolicy
+    opened_at: datetime
+    expires_at: datetime | None = None
+    closed_at: datetime | None = None
+    end: GateEnd | None = None  # None while it is open
+    flow_run_id: str | None = None  # the flow run whose page shows the form
+    keyset: str | None = None  # the key under which Prefect keeps the form's answer
+    openings: int = 1  # how often it was shown: again after a kill, a forced state or a refused answer
+    attended: bool | None = None  # whether a process waits at it; None: on another host, so unknown
+    kind: GateKind = "approval"
+    label: str | None = None  # the item's name; None: its number
+    call_kind: CallKind = "step"
+    fields: Mapping[str, Input] = field(default_factory=dict[str, Input])  # of the answer to a question
+
+    @property
+    def has_form(self) -> bool | None:
+        """Whether Prefect shows the gate's form. None if the gate was not shown there; False if Prefect does not keep the form."""
+        return None if self.flow_run_id is None else self.keyset is not None
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the run has released its worker and starts again by itself once the gate is answered."""
+        return self.gate_policy.release and self.attended is False and (self.keyset or "").startswith("suspended-")
+
+    def is_over(self, now: datetime) -> bool:
+        """Return whether an open gate has expired at `now` and no process is there to close it."""
+        return self.attended is False and self.expires_at is not None and self.expires_at <= now
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequest:
+    """What an approver is asked: the content as text, and the digest that an answer binds to."""
+
+    approval_digest: str
+    name: str
+    description: str
+    text: str  # Markdown: exactly what would run
+    run_id: str | None = None
+    step_id: str | None = None  # None: the whole plan
+    item: int | None = None
+    gate_id: str | None = None
+    opened_at: datetime | None = None
+    expires_at: datetime | None = None
+    gate_policy: GatePolicy = field(default_factory=GatePolicy)
+    refused: str | None = None  # why the previous answer was refused
+    kind: GateKind = "approval"
+    operator_request: OperatorRequestKind | None = None  # a request made outside any gate; the answer approves it
+    label: str | None = None  # the item's name; None: its number
+    call_kind: CallKind = "step"
+    fields: Mapping[str, Input] = field(default_factory=dict[str, Input])  # of the answer to a question
+
+
+@dataclass(frozen=True, slots=True)
+class StandingApproval:
+    """One approval for many runs. It covers a runbook digest, input patterns and named schedules, until a date or a number of runs."""
+
+    id: str
+    runbook_digest: str  # of the plan digest and the tool definitions
+    name: str  # of the plan
+    by: str
+    known_by: str
+    at: datetime
+    inputs: dict[str, JsonValue]  # by input: a text is a regular expression for the whole value, anything else is the value itself
+    schedules: tuple[str, ...]  # the `flow/deployment` names whose scheduled runs it covers
+    steps: tuple[str, ...] = ()  # steps whose gates it answers as well
+    until: datetime | None = None
+    max_runs: int | None = None
+    runs: int = 0  # how many runs have used it
+    note: str = ""
+    signature: str | None = None
+    source: str | None = None  # the file that contains it
+    revoked_at: datetime | None = None
+    revoked_by: str | None = None

@@ -1,0 +1,443 @@
+"""The record of a run: `PlanRun`, `StepRun`, `Attempt`, `Receipt`, `PlanSummary`; and `Recorder`, which keeps it.
+
+Times are aware datetimes in UTC, by the store's clock. Durations are milliseconds.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, Protocol
+
+from pydantic import JsonValue
+
+from plan_adapter.model.approvals import Approval, Resolution
+from plan_adapter.model.errors import RunFailedError
+from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.options import CallKind, Effect
+from plan_adapter.model.plan import ASK, GOAL
+from plan_adapter.model.readable import call_name, duration
+from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
+
+MIN_ID_CHARACTERS = 4
+"""The fewest characters of the beginning of a run's id that a person may type. With fewer, a typo could select another run."""
+MIN_END_CHARACTERS = 6
+"""The fewest characters of its end. Ids of runs that started within a minute begin alike, and differ at the end."""
+LAST = "last"
+"""What a person types for the newest run."""
+
+
+def names_run(name: str, run_id: str) -> bool:
+    """Return whether `run_id` is `name`, or begins or ends with it. A store looks runs up in the same way."""
+    wanted = name.lower()
+    return run_id == wanted or run_id.startswith(wanted) or (len(name) >= MIN_END_CHARACTERS and run_id.endswith(wanted))
+
+
+def why_too_short(name: str) -> str | None:
+    """Return why `name` has too few characters for the id of a run, or None if it has enough."""
+    if len(name) >= MIN_ID_CHARACTERS:
+        return None
+    return (
+        f"`{name}` is too short for the id of a run: give at least {MIN_ID_CHARACTERS} of its characters, or the last {MIN_END_CHARACTERS}"
+    )
+
+
+AUTHOR = "author"
+"""The approver of a run whose plan requires no approval."""
+
+
+ABORTED = "the run is to end here"
+"""The error of a receipt that records no outcome because a person ended the run instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Whom a run belongs to. Stored with every row of the run and never shown to a model."""
+
+    agent_id: str | None = None
+    org_id: str | None = None
+    tenant_id: str | None = None
+    task_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of a step, or of one item of its `for_each`. This is the intent, written before the tool is called."""
+
+    id: str
+    run_id: str
+    step_id: str
+    item: int | None
+    number: int  # from 1, per step and item, continued across resumes
+    tool_name: str
+    effect: Effect
+    parameters: dict[str, JsonValue]
+    idempotency_key: str
+    started_at: datetime
+    approval_id: str | None = None  # set if the step has a gate of its own
+    approval_digest: str | None = None  # of the call as it is made now
+    code_digest: str | None = None  # of the source of the called tool; no approval binds to it
+    label: str | None = None  # the item's name; None: its number
+    kind: CallKind = "step"
+    allowed_by: Approval | None = None
+    """The approval of the plan, if its `always_execute` let the model of a goal make this call without a confirmation.
+
+    The audit log has an entry about it. It is not loaded with the attempt.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The end of an attempt."""
+
+    attempt_id: str
+    run_id: str
+    step_id: str
+    item: int | None
+    number: int
+    outcome: Literal[Outcome.SUCCEEDED, Outcome.FAILED]
+    result: JsonValue
+    error: str | None
+    ended_at: datetime
+    duration_ms: int
+    by: str | None = None  # the person or probe that reported the outcome; None: the tool itself
+    known_by: str | None = None  # a `KnownBy`, or `probe`
+    note: str | None = None
+    kind: CallKind = "step"
+
+    @property
+    def is_abort(self) -> bool:
+        """Whether a person ended the run without saying whether the call was done."""
+        return self.by is not None and self.error == ABORTED
+
+    @property
+    def resolution(self) -> Resolution | None:
+        """How a person or the tool's probe resolved the attempt; None if the tool itself ended it."""
+        if self.by is None:
+            return None
+        return "done" if self.outcome is Outcome.SUCCEEDED else "abort" if self.is_abort else "again"
+
+
+@dataclass(frozen=True, slots=True)
+class StartedCommand:
+    """A command that the tool of an attempt started, if the tool itself did not record the end of the attempt."""
+
+    attempt: Attempt
+    process: HostProcess
+
+    @property
+    def state(self) -> Literal["running", "ended", "elsewhere"]:
+        """Whether it runs on this host. Of a command on another host, nothing can be seen from here."""
+        if not self.process.is_here:
+            return "elsewhere"
+        return "running" if self.process.session else "ended"
+
+    @property
+    def call(self) -> str:
+        """The name of the call."""
+        return call_name(self.attempt.step_id, self.attempt.item, self.attempt.label, kind=self.attempt.kind)
+
+    @property
+    def in_words(self) -> str:
+        """Whether it still runs, where, as which process and for how long. Without a subject: `still runs here, pid 41, 12 s`."""
+        pid, age = self.process.pid, self.process.age_seconds
+        match self.state:
+            case "running" if self.process.is_alive:
+                return f"still runs here, pid {pid}" + ("" if age is None else f", {duration(max(age, 1) * 1000)}")
+            case "running":
+                return f"still runs here, pid {', '.join(map(str, self.process.session))}, started by pid {pid}"
+            case "ended":
+                return f"has ended, pid {pid}"
+            case "elsewhere":
+                return f"cannot be seen from here, it ran on {self.process.host}, pid {pid}"
+
+
+class GroupItem(NamedTuple):
+    """An item of a group, and how it ended."""
+
+    label: str
+    status: StepStatus
+    rolled_back: bool = False  # everything of it that could be rolled back was
+    is_started: bool = True  # one of its steps was called
+
+    @property
+    def in_words(self) -> str:
+        """How the item ended: `failed and rolled back`."""
+        return f"{self.status} and rolled back" if self.rolled_back else self.status.value
+
+
+@dataclass(slots=True)
+class StepRun:
+    """One execution of a step. `reason` says why the step was skipped or failed. Only the engine writes it."""
+
+    id: str
+    index: int
+    tool_name: str
+    description: str
+    depends_on: tuple[str, ...] = ()
+    status: StepStatus = StepStatus.PENDING
+    outcome: Outcome | None = None
+    result: JsonValue = None
+    error: str | None = None
+    reason: str | None = None
+    retry_count: int = 0
+    max_retries: int = 0
+    retry_delay_ms: int = 0
+    attempts: int = 0
+    carried: bool = False  # the result comes from an earlier start of the same run
+    rolled_back: bool = False  # its rollback undid everything it did
+    undoes: str | None = None  # set only for the rollback of a step, as hooks and events see it: the id of that step
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    duration_ms: int = 0
+    metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    group: str | None = None  # the id of the step around this one: a group, or a step that runs a plan
+    items: list[GroupItem] = field(default_factory=list[GroupItem])  # of a group
+    plan: str = ""  # the plan that the step runs, as written
+
+    @property
+    def is_partly_done(self) -> bool:
+        """Whether it is a step of a group that was called for some items but not for all."""
+        return self.status is StepStatus.SKIPPED and self.started_at is not None
+
+    @classmethod
+    def pending(cls, step: Mapping[str, Any], index: int, *, depends_on: Sequence[str], group: str | None, attempts: int = 0) -> "StepRun":
+        """Return the step run of a step that has not started. `step` maps a `Step`'s fields, or those in a document, to values."""
+        return cls(
+            id=step["id"],
+            index=index,
+            tool_name=step.get("tool_name") or (ASK if step.get("ask") else GOAL if step.get("goal") else ""),
+            description=step.get("description", ""),
+            depends_on=tuple(depends_on),
+            attempts=attempts,
+            max_retries=step.get("max_retries", 0),
+            retry_delay_ms=step.get("retry_delay_ms", 0),
+            metadata=dict(step.get("metadata", {})),
+            group=group,
+            plan=step.get("plan") or "",
+        )
+
+
+class StepEnd(NamedTuple):
+    """How a step completed in an earlier start of the run."""
+
+    reason: str | None
+    retry_count: int
+    started_at: datetime | None
+    completed_at: datetime | None
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """The progress of a run. A group counts as its items: neither it nor the steps in it count by themselves.
+
+    `progress` is 0..100, the share of all that has completed. `text` says the same in words: "1 of 3 nodes done, 1 failed, 1 not started".
+    """
+
+    id: str
+    description: str
+    status: PlanStatus
+    total_steps: int
+    completed: int
+    failed: int
+    pending: int
+    running: int
+    skipped: int
+    progress: float
+    text: str
+
+
+def _noun_of(group: StepRun) -> str:
+    """Return what the items of `group` are called: by the group's id if that is a plural, as in `nodes`."""
+    return group.id if group.id.endswith("s") else f"items of {group.id}"
+
+
+def _count_in_words(ends: Sequence[GroupItem], noun: str) -> str:
+    """Return how many of `ends` are done, and how the others ended: `1 of 3 nodes done, 1 failed and rolled back, 1 not started`."""
+    done = [end for end in ends if end.status is StepStatus.COMPLETED]
+    undone = sum(end.rolled_back for end in done)
+    ways = Counter(_way_of(end) for end in ends if end.status is not StepStatus.COMPLETED)
+    others = [f"{ways[way]} {way}" for way in _WAYS if ways[way]]
+    return ", ".join([f"{len(done)} of {len(ends)} {noun} done", *([f"{undone} of them rolled back"] if undone else []), *others])
+
+
+_WAYS = ("failed and rolled back", "failed", "skipped", "running", "not started")
+
+
+def _way_of(end: GroupItem) -> str:
+    if end.status is StepStatus.PENDING or (end.status is StepStatus.SKIPPED and not end.is_started):
+        return "not started"
+    return end.in_words if end.in_words in _WAYS else end.status.value
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of a run. Commands and relative paths of its steps start here."""
+
+    path: str  # the working directory, with symbolic links resolved
+    files_root: str  # the root of `read_file` and `write_file`
+    inodes: str = ""  # device:inode of both, because another folder may appear at the same path
+    is_moved: bool = False  # whether somebody moved the run here; if so, its approval digest covers the folder
+
+    @property
+    def content(self) -> dict[str, str]:
+        """The part of the folder that an approval covers if the run was moved here."""
+        return {"path": self.path, "files_root": self.files_root, "inodes": self.inodes}
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackStatus:
+    """How the last rollback of a run ended. The status message says the same in words."""
+
+    cause: str | None  # the status message without the words about the rollback
+    can_continue: bool  # whether another rollback would undo more
+
+
+@dataclass(slots=True)
+class PlanRun:
+    """One execution of a plan. Only the engine writes it. The object that a run returns is its record."""
+
+    id: str
+    plan_id: str
+    name: str
+    description: str
+    digest: str
+    approval_digest: str
+    inputs: dict[str, JsonValue]
+    steps: list[StepRun]
+    created_at: datetime
+    updated_at: datetime
+    status: PlanStatus = PlanStatus.DRAFT
+    reason: RunReason | None = None
+    message: str | None = None  # the reason in words, such as who cancelled and why, or what timed out
+    outputs: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    flow_run_id: str | None = None
+    requested_by: str | None = None  # who started it: the operating system user, the schedule or the deployment
+    task_id: str | None = None
+    agent_id: str | None = None
+    org_id: str | None = None
+    tenant_id: str | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    total_duration_ms: int = 0
+    approved_at: datetime | None = None
+    approved_by: str | None = None
+    rejection_note: str | None = None
+    metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    folder: RunFolder | None = None
+    rollback: RollbackStatus | None = None
+
+    @property
+    def is_approved(self) -> bool:
+        """Whether an approval of this content is recorded, or none was required."""
+        return self.approved_at is not None or self.status in (PlanStatus.APPROVED, PlanStatus.EXECUTING, PlanStatus.COMPLETED)
+
+    @property
+    def can_execute(self) -> bool:
+        """Whether the run is approved and has neither started nor ended."""
+        return self.status is PlanStatus.APPROVED
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the run is completed, failed or cancelled. A partial run is not, as in the seeds."""
+        return self.status in (PlanStatus.COMPLETED, PlanStatus.FAILED, PlanStatus.CANCELLED)
+
+    @property
+    def current_step(self) -> StepRun | None:
+        """The first running step, else the first pending step, else None."""
+        by_status = {
+            status: next((s for s in self.steps if s.status is status), None) for status in (StepStatus.RUNNING, StepStatus.PENDING)
+        }
+        return by_status[StepStatus.RUNNING] or by_status[StepStatus.PENDING]
+
+    def transition(
+        self, to: PlanStatus, *, reason: RunReason | None = None, message: str | None = None, completed_at: datetime | None = None
+    ) -> None:
+        """Change the status together with its reason and message. A resumed run loses its end time.
+
+        Raises ValueError for an impossible change, such as from completed to executing.
+        """
+        if not self.status.can_become(to):
+            raise ValueError(f"run {self.id} is {self.status} and cannot become {to}")
+        self.status, self.reason, self.message = to, reason, message
+        self.completed_at = completed_at or (self.completed_at if to.has_ended else None)
+
+    def take_status(self, newer: "PlanRun") -> None:
+        """Copy the status that another process has recorded meanwhile."""
+        self.status, self.reason, self.message, self.completed_at = newer.status, newer.reason, newer.message, newer.completed_at
+
+    def step(self, step_id: str) -> StepRun:
+        """Return the step run with the id `step_id`. Raise KeyError, which lists the existing steps, if there is none."""
+        for step in self.steps:
+            if step.id == step_id:
+                return step
+        known = ", ".join(step.id for step in self.steps[:20])
+        raise KeyError(f"no step is called {step_id!r}; steps: {known}")
+
+    def summary(self) -> PlanSummary:
+        """Return the number of steps by status, with a group counted by item, and the progress. An empty run has progress 0."""
+        groups = {step.id: step for step in self.steps if step.items}
+        steps = [
+            GroupItem(step.id, step.status, rolled_back=step.rolled_back and step.status is StepStatus.COMPLETED)
+            for step in self.steps
+            if step.id not in groups and (step.group not in groups or groups[step.group].plan)
+        ]
+        counted = [*steps, *(item for group in groups.values() for item in group.items)]
+        counts = Counter(end.status for end in counted)
+        parts = [(steps, "steps")] if steps or not groups else []
+        parts += [(group.items, _noun_of(group)) for group in groups.values()]
+        return PlanSummary(
+            id=self.id,
+            description=self.description,
+            status=self.status,
+            total_steps=len(counted),
+            completed=counts[StepStatus.COMPLETED],
+            failed=counts[StepStatus.FAILED],
+            pending=counts[StepStatus.PENDING],
+            running=counts[StepStatus.RUNNING],
+            skipped=counts[StepStatus.SKIPPED],
+            progress=round(100 * counts[StepStatus.COMPLETED] / len(counted), 1) if counted else 0.0,
+            text="; ".join(_count_in_words(ends, noun) for ends, noun in parts),
+        )
+
+    def raise_for_status(self) -> None:
+        """Raise RunFailedError unless the run is completed."""
+        if self.status is not PlanStatus.COMPLETED:
+            raise RunFailedError(self)
+
+
+class Recorder(Protocol):
+    """Keeps the intents and receipts of one run. When `intent` returns, the intent and everything handed over before it are durable."""
+
+    def now(self) -> datetime:
+        """Return the store's time. Never blocks."""
+        ...
+
+    async def intent(self, attempt: Attempt) -> None:
+        """Write `attempt` together with everything handed over before. Returns when it is durable.
+
+        Raises NotApprovedError and writes no intent if the run has no valid approval at that moment, or the call has none and its step has
+        a gate of its own. Raises StoreError.
+        """
+        ...
+
+    def receipt(self, receipt: Receipt) -> None:
+        """Hand over `receipt`. It is durable when the next intent or `flush` returns. Never blocks."""
+        ...
+
+    def command_started(self, attempt: Attempt, process: HostProcess) -> None:
+        """Hand over the process of a command that the tool of `attempt` has started. Never blocks."""
+        ...
+
+    def step_ended(self, step: StepRun) -> None:
+        """Hand over the end of a step (completed, failed or skipped). Never blocks."""
+        ...
+
+    async def calls_of_item(self, step_ids: Collection[str], item: int) -> tuple[Sequence[Attempt], Sequence[Receipt]]:
+        """Return the attempts and receipts of one item of these steps, from all starts of the run. Raises StoreError."""
+        ...
+
+    async def flush(self) -> None:
+        """Return when everything handed over is durable. Raise StoreError if something could not be written."""
+        ...

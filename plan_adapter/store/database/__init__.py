@@ -1,0 +1,1 @@
+"""The databases of the store: tables, migrations, and what SQLite and PostgreSQL do differently."""

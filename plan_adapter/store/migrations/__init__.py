@@ -1,1 +1,0 @@
-"""The schema migrations for both databases. `plan_adapter.store.schema` runs them without an alembic.ini."""

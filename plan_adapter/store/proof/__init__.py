@@ -1,0 +1,1 @@
+"""What makes records trustworthy: the audit log, verification, exports, erasing and tombstones."""

@@ -1,0 +1,127 @@
+"""The commands that messages tell people to type. Look here to change how a message refers to a run, a gate or a call."""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, assert_never
+
+from plan_adapter.model.approvals import Decision, GateKind
+from plan_adapter.model.options import CallKind
+from plan_adapter.model.readable import call_name, item_option
+from plan_adapter.model.record import PlanRun
+
+MAX_NAMES = 20
+"""The most steps that one list names."""
+
+SHOWN_DIGITS = 12
+"""How many characters of a digest a command shows: enough to tell two versions of a gate's content apart, and short enough to read."""
+
+
+class Question(Protocol):
+    """What a gate asks about: a `Gate`, an `ApprovalRequest`, or the form of one."""
+
+    @property
+    def run_id(self) -> str | None: ...  # noqa: D102
+    @property
+    def step_id(self) -> str | None: ...  # noqa: D102
+    @property
+    def item(self) -> int | None: ...  # noqa: D102
+    @property
+    def label(self) -> str | None: ...  # noqa: D102
+    @property
+    def approval_digest(self) -> str: ...  # noqa: D102
+    @property
+    def kind(self) -> GateKind: ...  # noqa: D102
+    @property
+    def call_kind(self) -> CallKind: ...  # noqa: D102
+
+
+def unit_names(units: Iterable[tuple[str, int | None]], labels: Mapping[tuple[str, int | None], str]) -> list[str]:
+    """Return the names of steps, and of items by their labels, formatted as code."""
+    return [f"`{call_name(*unit, labels.get(unit))}`" for unit in units]
+
+
+def resolve_command(
+    run_id: str, unit: tuple[str, int | None], resolution: str = "done|again|abort", *, label: str | None = None, kind: CallKind = "step"
+) -> str:
+    """Return the command that records the outcome of a call with an unknown outcome."""
+    step_id, item = unit
+    return f"plan resolve {run_id} {step_id} {resolution}{item_option(item, label)}{' --rollback' if kind == 'rollback' else ''}"
+
+
+def answer_command(question: Question, decision: Decision = "approve", *, api: bool = False) -> str:
+    """Return the command that gives this answer to a gate. `--digest` binds the answer to the content that the gate shows.
+
+    A question is answered with `plan answer`, and an outcome gate with `plan resolve`. With `api`, the command needs only Prefect's API.
+    """
+    option, digest = " --api" if api else "", f" --digest {question.approval_digest[:SHOWN_DIGITS]}"
+    if question.kind == "outcome":
+        unit = (question.step_id or "", question.item)
+        return resolve_command(str(question.run_id), unit, label=question.label, kind=question.call_kind) + option + digest
+    where = f"{question.run_id}{option}{_step_options(question)}{digest}"
+    match decision:
+        case "approve" if question.kind == "question":
+            return f"plan answer {question.run_id} {question.step_id}{option}{digest} FIELD=VALUE…"
+        case "approve":
+            return f"plan approve {where}"
+        case "reject":
+            return f"plan reject {where}"
+        case "request_changes":
+            return f"plan reject {where} --changes --note …"
+        case _:
+            assert_never(decision)
+
+
+def open_form_notice(question: Question) -> str:
+    """Return why a form accepts no one-time code on a Prefect server without authentication, and where to give the code instead."""
+    return (
+        "This Prefect server demands no authentication: whoever reaches it can read and send forms, so a one-time code in a form proves "
+        f"nobody's identity. Answer with `{answer_command(question)} --code CODE`."
+    )
+
+
+def show_command(question: Question, *, api: bool = False) -> str:
+    """Return the command that prints what a gate asks about without answering it. For an outcome gate, it prints the run with its calls."""
+    if question.kind == "outcome":
+        return f"plan show {question.run_id}"
+    if question.kind == "question":
+        return f"plan answer {question.run_id} {question.step_id}{' --api' if api else ''} --show"
+    return f"plan approve {question.run_id}{' --api' if api else ''}{_step_options(question)} --show"
+
+
+def _step_options(question: Question) -> str:
+    step = f" --step {question.step_id}" if question.step_id is not None else ""
+    return step + item_option(question.item, question.label)
+
+
+def resume_command(run: PlanRun, *, offline: bool = False, tools: Sequence[str] = ()) -> str:
+    """Return the command that resumes `run` where it ran before.
+
+    `offline` means that the run uses no Prefect server, even if it has not started yet. `tools` are the values of `--tools` that it was
+    started with, if the caller knows them; the store does not record them.
+    """
+    return f"plan resume {run.id}{' --offline' if offline else offline_option(run)}{tools_option(tools)}"
+
+
+def tools_option(tools: Sequence[str]) -> str:
+    """Return a `--tools` option for each import string in `tools`."""
+    return "".join(f" --tools {shlex.quote(name)}" for name in tools)
+
+
+def resume_command_after_gate(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
+    """Return the command that resumes `run` after its gate has opened. A run without a flow run at that point never gets one."""
+    return resume_command(run, offline=run.flow_run_id is None, tools=tools)
+
+
+def rollback_command(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
+    """Return the command that rolls `run` back, with or without Prefect, as it ran. For `tools`, see `resume_command`."""
+    return f"plan cancel {run.id} --rollback{offline_option(run)}{tools_option(tools)}"
+
+
+def rollback_hint(run: PlanRun) -> str:
+    """Return the hint for a run that is to be rolled back, once all its outcomes are known."""
+    return f"`{rollback_command(run)}` rolls the run back; to finish it instead, `{resume_command(run)}`"
+
+
+def offline_option(run: PlanRun) -> str:
+    """Return ` --offline` if `run` started without Prefect, and an empty text otherwise."""
+    return " --offline" if run.started_at is not None and run.flow_run_id is None else ""

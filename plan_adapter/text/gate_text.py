@@ -1,0 +1,380 @@
+"""What the texts of all gates share: the first screen, the folded sections after it, and values with secrets masked."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from unicodedata import east_asian_width
+
+from pydantic import JsonValue
+
+from plan_adapter.model.options import Effect, Expiry
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.readable import as_text, code, counted, duration, fenced, is_secret_name, one_line, redacted, visible, words
+from plan_adapter.text.listing import group_facts, list_names, secrets_fact
+from plan_adapter.text.preview import Preview, StepPreview
+from plan_adapter.validation import BoundPlan, ValidatedPlan
+
+EFFECTS_SHOWN: dict[Effect, str] = {"read": "read", "idempotent_write": "write, repeatable", "write": "**write**"}
+
+IRREVERSIBLE = "cannot be undone"
+"""The words of every sentence about a write without a rollback. A terminal shows each line with them, however long the text is."""
+
+MAX_LISTED = 12
+"""The most steps that get a line each. More are named in one sentence."""
+
+
+def undo_sentence(irreversible: Sequence[str], *, writes: bool, limit: int = 5) -> str:
+    """Return the sentence on the first screen of a gate that says which steps cannot be undone. `writes`: whether any step does."""
+    if irreversible:
+        return f"**Cannot be undone: {list_names(irreversible, limit)}.**"
+    return "Every write can be undone." if writes else "It only reads."
+
+
+def secrets_lines(secrets: Sequence[str], creators: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the line that names the secrets passed to tools, and the steps that create them, or no line if there are none."""
+    return [f"- {secrets_fact(secrets, creators, MAX_LISTED)}"] if secrets else []
+
+
+def expiry_sentence(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
+    """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit."""
+    if not expires_ms:
+        return "It waits until somebody answers."
+    skipped = "Skipped, with the steps that depend on it,"
+    ends: dict[Expiry, str] = {"reject": "Rejected", "skip": skipped, "default": "The defaults are the answer"}
+    return f"{'Rejected' if step is None else ends[plan.expires_at(step.id)]} if nobody answers within {duration(expires_ms)}."
+
+
+def retry_summary(step: Step) -> str:
+    """Return how often a step is retried, and after how long."""
+    delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
+    growth = f", each × {step.retry_backoff:g}" if delay and step.retry_backoff > 1 and step.max_retries > 1 else ""
+    jitter = f", ± {step.retry_jitter:.0%}" if delay and step.retry_jitter else ""
+    return counted(step.max_retries, "retry", "retries") + delay + growth + jitter
+
+
+SHORT_COLUMNS = 72
+"""How wide a value in a line can be. A wider one gets its own block."""
+
+FOLD_COLUMNS = 50
+"""How wide a word or a line of a block can be. Both UIs have a form of 512 pixels and hide what is further right."""
+
+SHOWN_CHARACTERS = 20_000
+"""How much of a single value is shown. The text says how much is missing."""
+
+
+@dataclass(slots=True)
+class ValueMask:
+    """Masks secret values, and records whether any was masked.
+
+    It masks `inputs` with a secret name, wherever their values appear, and whatever `schemas` mark as secret.
+    """
+
+    inputs: Mapping[str, JsonValue]
+    schemas: Mapping[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])  # parameter schemas, by tool
+    expressions: bool = True  # whether values may contain unresolved expressions
+    literals: frozenset[str] = frozenset()  # text that the plan writes next to references to secrets, such as `Bearer `
+    has_redacted: bool = False
+    _hidden: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self._hidden = [text for name, value in self.inputs.items() if is_secret_name(name) for text in _strings_in(value)]
+
+    @classmethod
+    def of(cls, bound: BoundPlan, *, expressions: bool = True) -> "ValueMask":
+        """Return the mask for values of a run of `bound`."""
+        tools = ((str(tool["name"]), tool["parameters"]) for tool in bound.validated.definitions)
+        schemas = {name: schema for name, schema in tools if isinstance(schema, dict)}
+        return cls(bound.inputs, schemas, expressions, _literals(bound.validated) if bound.validated.secrets else frozenset())
+
+    def redact(self, name: str, value: JsonValue, schema: Mapping[str, JsonValue] | None = None) -> JsonValue:
+        """Return the `value` of `name`, masked for display. `schema` is that of the object that contains it."""
+        shown = redacted({name: value}, schema=schema, hidden=self._hidden, expressions=self.expressions, literals=self.literals)
+        result = next(iter(shown.values())) if isinstance(shown, dict) else shown
+        self.has_redacted = self.has_redacted or result != value
+        return result
+
+    def redact_parameters(self, tool_name: str, parameters: Mapping[str, JsonValue]) -> list[tuple[str, JsonValue]]:
+        """Return the parameters of a call of this tool with their names, masked for display."""
+        schema = self.schemas.get(tool_name)
+        return [(name, self.redact(name, value, schema)) for name, value in parameters.items()]
+
+
+def columns_of(text: str) -> int:
+    """Return how many columns `text` takes in a fixed-width font."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def fits_line(text: str, columns: int = SHORT_COLUMNS) -> bool:
+    """Return whether a line can show `text` exactly. Browsers collapse repeated spaces and hide the end of a word that is too wide."""
+    words = text.split(" ")
+    return columns_of(text) <= columns and all(words) and max(map(columns_of, words)) <= FOLD_COLUMNS
+
+
+def inline_text(value: JsonValue) -> str | None:
+    """Return a value exactly as it appears in a line, or None if it needs a block."""
+    if isinstance(value, str) and "\n" in value:
+        return None
+    text = as_text(value)
+    return text if fits_line(text) else None
+
+
+def extent_of(value: JsonValue) -> str:
+    """Return how long a value is, in words."""
+    text = value if isinstance(value, str) else as_text(value)
+    lines = text.count("\n") + 1
+    return counted(lines, "line") if lines > 1 else f"{len(text):,} characters"
+
+
+def value_lines(label: str, value: JsonValue) -> list[str]:
+    """Return a value as a list item, in its line or in a block."""
+    text = inline_text(value)
+    return [f"- {label}: {code(text)}"] if text is not None else value_block(label, value)
+
+
+def value_block(label: str, value: JsonValue, *, most_lines: int | None = None) -> list[str]:
+    """Return a value in a fence with indented lines, so that none of them can pass for a line of ours.
+
+    Beyond `most_lines`, only the first lines are shown, with a note.
+    """
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+    cut = text[:SHOWN_CHARACTERS]
+    pieces = [piece for line in visible(cut).split("\n") for piece in fold(line)]
+    how = "; ↩ the line continues" if pieces != visible(cut).split("\n") else ""
+    if most_lines is not None and len(pieces) > most_lines:
+        pieces, how = pieces[:most_lines], f"; **cut here, complete below**{how}"
+        cut = text
+    lines = fenced("\n".join(pieces), "" if isinstance(value, str) else "json").split("\n")
+    more = len(text) - len(cut)
+    rest = ["", f"  **{more:,} more characters are not shown here.**"] if more > 0 else []
+    return [f"- {label} ({extent_of(value)}{how}):", "", *(f"  {line}" for line in lines), *rest]
+
+
+def fold(line: str) -> list[str]:
+    """Return `line` in pieces of at most FOLD_COLUMNS. The form hides what is further right, which could be part of a command."""
+    pieces, width = [""], 0
+    for character in line:
+        columns = columns_of(character)
+        if width + columns > FOLD_COLUMNS:
+            pieces[-1] += " ↩"
+            pieces.append("")
+            width = 0
+        pieces[-1] += character
+        width += columns
+    return pieces
+
+
+def _literals(validated: ValidatedPlan) -> frozenset[str]:
+    """Return the texts that the plan writes next to references to secrets. Values that were filled in are not among them."""
+    templates = [*validated.parameters.values(), *(call.parameters for call in validated.rollbacks.values())]
+    texts = [parts for template in templates if template.secrets for parts in template.texts.values()]
+    with_secrets = [parts for parts in texts if any(not isinstance(part, str) and part.secrets for part in parts)]
+    return frozenset(part for parts in with_secrets for part in parts if isinstance(part, str))
+
+
+def _strings_in(value: JsonValue) -> list[str]:
+    if isinstance(value, dict | list):
+        return [text for member in (value.values() if isinstance(value, dict) else value) for text in _strings_in(member)]
+    return [value] if isinstance(value, str) else []
+
+
+HEIGHT = 386
+"""The height of the first screen in pixels, in whichever UI shows less."""
+
+MIN_CALL_HEIGHT = 100
+"""The pixels reserved for the calls, whatever else is shown."""
+
+STEP_LINES = 2
+"""The lines for each step if there are many."""
+
+DESCRIPTION_COLUMNS, CUT_COLUMNS = 90, 70
+"""The columns of the description: two lines, uncut, or cut with a note that it continues."""
+
+# How Prefect's newer UI lays out a form's text, in columns per line and pixels, as measured. The older UI scrolls the text separately.
+_COLUMNS, _LINE, _CODE_LINE = 54, 23, 20
+_LIST_MARGIN, _BLOCK_MARGINS = 18, 52
+_PARAGRAPH = (60, 16)
+_LINE_LAYOUTS = {"#": (40, 25), ">": (56, 18), "-": (_COLUMNS, 5)}
+"""The columns per line and the margin of a line, by its first character."""
+
+
+def heading_lines(heading: str, description: str) -> list[str]:
+    """Return the heading and the description, cut to two lines."""
+    shown, is_whole = short_description(description)
+    quote = [f"> {words(shown)}{'' if is_whole else ' … (continues below)'}", ""] if shown and words(shown) not in heading else []
+    return [f"## {heading}", "", *quote]
+
+
+def short_description(description: str) -> tuple[str, bool]:
+    """Return the start of a description in one line, and whether that is all of it."""
+    text = one_line(description)
+    return (text, True) if columns_of(text) <= DESCRIPTION_COLUMNS else (_truncated(text, CUT_COLUMNS), False)
+
+
+def height_of(lines: Sequence[str]) -> int:
+    """Return about how many pixels these lines of Markdown take in a form."""
+    height = _LIST_MARGIN * any(line.startswith("- ") for line in lines)
+    for line in filter(str.strip, lines):
+        if line.startswith("  "):
+            height += _BLOCK_MARGINS // 2 if line.strip().startswith("```") else _CODE_LINE
+        else:
+            columns, margin = _LINE_LAYOUTS.get(line[0], _PARAGRAPH)
+            height += margin + _LINE * -(-columns_of(line.replace("**", "")) // columns)
+    return height
+
+
+def first_steps(preview: Preview, gates: frozenset[str], mask: ValueMask, *, height: int) -> list[str]:
+    """Return the steps and their calls that fit into `height` pixels, writes first, then how many more there are."""
+    steps = list(enumerate(preview.steps, start=1))
+    most = max(STEP_LINES, height // _LINE // len(steps)) if steps else STEP_LINES
+    rows = {number: _step_row(number, step, gates, mask, columns=most * _COLUMNS) for number, step in steps}
+    if height_of(list(rows.values())) <= height:
+        return list(rows.values())
+    left, shown = height - height_of(_more_steps([step for _, step in steps])), set[int]()
+    for number, _ in sorted(steps, key=lambda step: step[1].effect == "read"):
+        left -= height_of([rows[number]]) - _LIST_MARGIN
+        if left < 0 and shown:
+            break
+        shown.add(number)
+    hidden = [step for number, step in steps if number not in shown]
+    return [*(row for number, row in rows.items() if number in shown), *_more_steps(hidden)]
+
+
+def _more_steps(hidden: Sequence[StepPreview]) -> list[str]:
+    writes = sum(step.effect != "read" for step in hidden)
+    kind = f", **{writes} that write**" if writes else ", which only read"
+    return [f"- **and {counted(len(hidden), 'more step')}**{kind}: all below"] if hidden else []
+
+
+def first_values(parameters: Sequence[tuple[str, JsonValue]], *, height: int) -> tuple[list[str], bool]:
+    """Return the parameters of a call that fit into `height` pixels, and whether they are complete."""
+    shown, is_whole = list[str](), True
+    for index, (name, value) in enumerate(parameters):
+        later = len(parameters) - index - 1
+        text = inline_text(value)
+        part = [f"- {code(name)}: {code(text)}"] if text is not None else value_block(code(name), value)
+        if height_of(part) + later * _LINE > height:
+            if index and height < (3 if later else 2) * _LINE:
+                return [*shown, f"- **and {counted(later + 1, 'more value')}**: all below"], False
+            if text is None:
+                is_whole = False
+                part = _truncated_block(name, value, height=height - later * _LINE)
+        shown += part
+        height -= height_of(part) - _LIST_MARGIN * bool(index)
+    return shown, is_whole
+
+
+def _truncated_block(name: str, value: JsonValue, *, height: int) -> list[str]:
+    """Return as many lines of a value as fit into `height` pixels, or a single line if only a few would."""
+    for lines in range(height // _CODE_LINE, STEP_LINES, -1):
+        cut = value_block(code(name), value, most_lines=lines)
+        if height_of(cut) <= height:
+            return cut
+    return [f"- {code(name)}: {_inline_code(value, STEP_LINES * _COLUMNS)}"]
+
+
+def _step_row(number: int, preview: StepPreview, gates: frozenset[str], mask: ValueMask, *, columns: int) -> str:
+    step, items = preview.step, ""
+    if step.for_each is not None or step.group is not None:
+        items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
+    if step.is_group:
+        return f"- **{number}. {words(step.id)}**: {group_facts(step, preview.items, preview.at_once, preview.on_error)[0]}"
+    if step.plan is not None:
+        asks = ", asks first" if step.id in gates else ""
+        return f"- **{number}. {words(step.id)}**: plan {code(step.plan)}, {preview.facts[0]}{asks}"
+    asks = (", always at the end" if preview.is_finally_step else "") + (", asks again" if step.id in gates and step.ask is None else "")
+    does = EFFECTS_SHOWN[preview.effect] if step.ask is None else "asks a person"
+    row = f"- **{number}. {words(step.id)}**{items} ({does}{asks}): {'; '.join(preview.facts) or code(step.called)}"
+    parameters = mask.redact_parameters(step.tool_name or "", preview.parameters)
+    for index, (name, value) in enumerate(parameters):
+        left = columns - columns_of(row) - columns_of(name) - 6
+        if left < 8 and index:
+            return f"{row} and {counted(len(parameters) - index, 'more value')}"
+        row += f" {words(name)} {_inline_code(value, max(left, 8))}"
+    return row
+
+
+def _inline_code(value: JsonValue, columns: int) -> str:
+    """Return a value as inline code, marked if there is more of it."""
+    text = as_text(value)
+    if fits_line(text, columns):
+        return code(text)
+    return f"{code(_truncated(' '.join(' '.join(fold(word)) for word in text.split()), columns))}**…**"
+
+
+def _truncated(text: str, columns: int) -> str:
+    """Return the longest prefix of `text` that is at most `columns` wide."""
+    width = 0
+    for index, character in enumerate(text):
+        width += columns_of(character)
+        if width > columns:
+            return text[:index].rstrip()
+    return text
+
+
+TITLE_CHARACTERS = 100
+"""How much of a plan's name its heading shows. The digests cover all of it."""
+
+NOTICE_CHARACTERS = 300
+"""How much of a notice is shown, because an answer's note may be long."""
+
+ORDER, DIGESTS = "### Order", "### Digests"
+
+
+def gate_document(first: Iterable[str], rest: Iterable[str]) -> str:
+    """Return the whole text: the first screen, which has no sections, and the sections."""
+    return "\n".join([*first, *rest]).rstrip() + "\n"
+
+
+def split_text(text: str) -> tuple[str, str]:
+    """Return the first screen of a gate's text, and its sections."""
+    first, start, rest = text.partition("\n### ")
+    return f"{first.rstrip()}\n", f"{start}{rest}".lstrip("\n")
+
+
+def without_picture(text: str) -> str:
+    """Return a gate's text without its picture, for displays that cannot draw it."""
+    # Only at the start of a line, where no text of a plan can be. Otherwise a plan could hide what follows.
+    before, order, rest = text.partition(f"\n{ORDER}\n")
+    _, digests, after = rest.rpartition(f"\n{DIGESTS}\n")
+    return before + digests + after if order else text
+
+
+def plan_title(plan: ExecutionPlan) -> str:
+    """Return a plan's name for a heading."""
+    return words(plan.name if len(plan.name) <= TITLE_CHARACTERS else plan.name[:TITLE_CHARACTERS] + "…")
+
+
+def notice_lines(notices: Sequence[str]) -> list[str]:
+    """Return the notices to show before everything else, each cut to a few lines."""
+    return [line for notice in notices for line in (f"**⚠️ {words(_shortened_notice(one_line(notice)))}**", "")]
+
+
+def _shortened_notice(notice: str) -> str:
+    more = len(notice) - NOTICE_CHARACTERS
+    return notice if more <= 0 else f"{notice[:NOTICE_CHARACTERS]}… {more:,} more characters: `plan show` has all"
+
+
+def quote_lines(text: str) -> list[str]:
+    """Return a text of the plan as a quote, line by line."""
+    shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + f" … {len(text) - SHOWN_CHARACTERS:,} more characters"
+    lines = [words(line) for line in shown.splitlines() if line.strip()]
+    return [*"\n>\n".join(f"> {line}" for line in lines).split("\n"), ""] if lines else []
+
+
+def description_section(text: str) -> list[str]:
+    """Return the section with the whole description, or nothing if the first screen shows all of it."""
+    return [] if short_description(text)[1] else ["### Description", "", *quote_lines(text)]
+
+
+def redaction_note(mask: ValueMask) -> list[str]:
+    """Return the note that values were masked, or nothing if none were."""
+    return ["`***` stands for a secret. The call gets the real value.", ""] if mask.has_redacted else []
+
+
+def digests_section(plan_digest: str, *, approval_digest: str | None = None) -> list[str]:
+    """Return the section with the digests that the answer binds to. `approval_digest` is None if the answer approves nothing."""
+    approval = ["approval digest", approval_digest] if approval_digest is not None else []
+    # In a fence, whose letters are small enough to fit a whole digest into a form.
+    return [DIGESTS, "", "```", *approval, "plan digest", plan_digest, "```"]

@@ -1,0 +1,262 @@
+"""Steps and gate policies as lines of a Markdown list, shared by the texts of plans and of previews."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from pydantic import JsonValue
+
+from plan_adapter.expressions import sources_of
+from plan_adapter.model.options import EFFECTS, ApprovalPolicy, Effect, ErrorPolicy, Input
+from plan_adapter.model.plan import MAX_ROUNDS, ExecutionPlan, Permissions, Step
+from plan_adapter.model.readable import as_text, code, counted, duration, fenced, listed, prose
+
+REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
+
+
+def step_listing(
+    step: Step,
+    *,
+    number: int,
+    effect: Effect | None,
+    depends_on: Collection[str],
+    implied: Collection[str],
+    parameters: Mapping[str, JsonValue],
+    attempt_limits: str,
+    items: int | None = None,
+    gate: bool = False,
+    rollback: tuple[Effect | None, Mapping[str, JsonValue]] | None = None,
+    is_finally_step: bool = False,
+    at_once: int = 1,
+    on_error: ErrorPolicy = "stop",
+    facts: Collection[str] = (),
+) -> list[str]:
+    """Return the lines of one step.
+
+    `implied` are the dependencies that come only from a reference. `attempt_limits` is the phrase about timeout and retries. `gate` means
+    that the step has its own gate. `rollback` is the effect, if known, and the parameters of its rollback. `at_once` is how many items of
+    a group are in progress at once, and `on_error` its error policy. `facts` are those about a goal, or about the plan that the step runs.
+    """
+    what = (
+        "group"
+        if step.is_group
+        else f"plan {code(step.plan)}"
+        if step.plan is not None
+        else f"goal: {prose(step.goal or '')}"
+        if step.goal is not None
+        else code(step.called)
+    )
+    head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect and not step.inner else "")
+    lines = [head + (f": {prose(step.description)}" if step.description else "")]
+    lines += ["   - always runs, after all other steps have ended"] if is_finally_step else []
+    if depends_on:
+        lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
+    lines += [f"   - in the group {code(step.group)}"] if step.group is not None else []
+    lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once, on_error), *facts)]
+    lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
+    lines += [f"   - tags: {', '.join(map(code, step.tags))}"] if step.tags else []
+    lines += [f"   - creates secrets: {', '.join(map(code, step.creates_secrets))}"] if step.creates_secrets else []
+    if step.for_each is not None and not step.is_group:
+        lines.append(f"   - for each: {code(step.for_each)}" + (f" ({counted(items, 'item')})" if items is not None else ""))
+    if step.label is not None:
+        lines.append(f"   - label: {code(step.label)}")
+    if step.ask is not None:
+        lines.append("   - **asks a person**" + (f": {' or '.join(map(code, step.approvers))} may answer" if step.approvers else ""))
+    elif gate and (step.goal is None or step.requires_approval):
+        lines.append(f"   - **waits for an approval of its own**{', each item' if step.for_each is not None else ''}")
+    for name, value in parameters.items():
+        lines += _parameter_lines(code(name), value)
+    lines += [] if step.ask is None else [f"   {field_line(name, field)}" for name, field in step.ask.fields.items()]
+    lines += [f"   - if nobody answers in time: {step.expires}"] if step.expires is not None else []
+    lines += [f"   - {attempt_limits}"] if attempt_limits and step.ask is None else []
+    return [*lines, *_rollback_lines(step, *rollback)] if rollback is not None else lines
+
+
+def list_names(ids: Sequence[str], limit: int = 5) -> str:
+    """Return the first names, and how many more there are."""
+    return listed([code(name) for name in ids], limit)
+
+
+def created_by(creators: Sequence[str]) -> str:
+    """Return a phrase about the steps that create a secret."""
+    return f"is created by step{'s' if len(creators) > 1 else ''} {list_names(creators)}"
+
+
+def secrets_fact(secrets: Sequence[str], creators: Mapping[str, Sequence[str]], most: int) -> str:
+    """Return a phrase with the first `most` of the secrets that are passed to tools. `creators` are the steps that create some of them."""
+    names = [code(name) + (f" ({created_by(creators[name])})" if name in creators else "") for name in secrets]
+    return f"uses the secrets: {listed(names, most)}"
+
+
+def group_facts(group: Step, items: int | None, at_once: int, on_error: ErrorPolicy) -> list[str]:
+    """Return what a group does with its items, one fact per line. Empty for any other step."""
+    if not group.is_group:
+        return []
+    scope = f"for each of {counted(items, 'item')}" if items is not None else "for each item"
+    pace = "one at a time" if at_once == 1 else f"at most {at_once} at once"
+    steps = ", ".join(code(step.id) for step in group.steps)
+    allowed = str(group.max_failures)
+    stop = "the first failed item" if allowed == "0" else f"more than {allowed} failed" + (" items" if allowed.isdigit() else "")
+    return [
+        f"{scope} of {code(group.for_each or '')}, {pace}: {steps}",
+        f"starts no further item after {stop}",
+        *rollback_facts(group, on_error),
+    ]
+
+
+def rollback_facts(group: Step, on_error: ErrorPolicy) -> list[str]:
+    """Return which items of a group are rolled back, and when, as one fact. Empty for a group that declares no rollback."""
+    if not any(step.rollback is not None for step in group.steps):
+        return []
+    if on_error == "stop":
+        return ["if the run fails, rolls back the items that completed" + (", and those that failed" if group.rollback_failed else "")]
+    if group.rollback_failed:
+        return ["rolls back an item as soon as it has failed, and only that item; completed items stay"]
+    return ["rolls back no item when an item fails; if another step ends the run, rolls back the items that completed"]
+
+
+def sub_plan_facts(plan: ExecutionPlan, step: Step, permissions: Permissions) -> list[str]:
+    """Return facts about the plan that a step of `plan` runs with `permissions`, one per line. Empty for any other step."""
+    if step.pinned is None:
+        return []
+    policy = step.pinned.approval or ApprovalPolicy()
+    who = [f"at its gates may answer: {' or '.join(map(code, policy.approvers))}"] if policy.approvers else []
+    allowed = permissions_facts(permissions)
+    allowed += [always_execute_fact(always)] if (always := plan.always_executed_at(step)) else []
+    return [f"runs {counted(len(step.pinned.steps), 'step')} of {prose(step.pinned.name)}", *who, *allowed]
+
+
+def indented(lines: list[str], depth: int) -> list[str]:
+    """Return the lines of a step that is inside `depth` sub-plans."""
+    return [f"{'   ' * depth}{line}" for line in lines]
+
+
+def goal_facts(
+    plan: ExecutionPlan, step: Step, tools: Mapping[str, Effect | None], *, refused: Collection[str] = (), is_decided: bool = True
+) -> list[str]:
+    """Return two lines: the tools that a model may call for a goal of `plan`, and the limits of the goal.
+
+    `tools` maps the names of its tools to their effects, None if unknown. `refused` are the tools whose permission the plan does not give,
+    or has not given before the inputs decide, if not `is_decided`.
+    """
+    allowed, always_execute = list[str](), plan.always_executed_at(step)
+    listed = {name for each in plan.plans_at(step) for name in each.always_executed}
+    for name, effect in tools.items():
+        if name in refused:
+            asks = "refused: the plan does not give its permission" if is_decided else "only if the inputs of the run give its permission"
+        elif name in always_execute:
+            asks = "without a confirmation"
+        elif name in listed:
+            asks = "each call asks, because not every plan around the goal has it in `always_execute`"
+        else:
+            asks = "each call asks" if effect not in (None, "read") else ""
+        about = ", ".join(text for text in (effect, asks) if text)
+        allowed.append(code(name) + (f" ({about})" if about else ""))
+    rounds = f"at most {counted(step.max_rounds or MAX_ROUNDS, 'round')}"
+    calls = f", and {duration(step.timeout_ms)} in calls" if step.timeout_ms else ""
+    return [f"a model may call {', '.join(allowed)}", rounds + calls]
+
+
+def field_line(name: str, field: Input) -> str:
+    """Return a line about a field of a question: its name, title, type, choices and default."""
+    kind = " or ".join(code(as_text(choice)) for choice in field.enum) if field.enum else field.type
+    about = ", ".join(prose(text) for text in (field.title, field.description) if text)
+    default = ", required" if field.is_required else f", by default {code(as_text(field.default))}"
+    return f"- {code(name)}{f' ({about})' if about else ''}: {kind}{limits_of(field)}{default}"
+
+
+def limits_of(field: Input) -> str:
+    """Return the limits of a field, each after a comma."""
+    what = " members" if field.type == "array" else " characters"
+    limits = (("at least", field.minimum, ""), ("at most", field.maximum, ""), ("at least", field.min_length, what))
+    found = [f", {words} {limit:g}{of}" for words, limit, of in (*limits, ("at most", field.max_length, what)) if limit is not None]
+    return "".join(found) + (f", matching {code(field.pattern)}" if field.pattern else "")
+
+
+def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, JsonValue]) -> list[str]:
+    tool = step.rollback.tool_name if step.rollback is not None else ""
+    failed = ", also if the step failed" if step.rollback_failed else ""
+    lines = [f"   - undone by {code(tool)}" + (f" ({effect})" if effect else "") + failed]
+    for name, value in parameters.items():
+        lines += _parameter_lines(f"undone with {code(name)}", value)
+    return lines
+
+
+def attempt_limits_text(step: Step, timeout_ms: int) -> str:
+    """Return a phrase for the timeout and retries of `step`. A `timeout_ms` of 0 means no limit."""
+    timeout = f"timeout {duration(timeout_ms)}" if timeout_ms else "no timeout"
+    if not step.max_retries:
+        return timeout
+    delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
+    growth = f", each wait {step.retry_backoff:g} times the previous one" if step.retry_backoff > 1 and step.max_retries > 1 else ""
+    retries = counted(step.max_retries, "retry", "retries")
+    jitter = f", varied by up to {step.retry_jitter:.0%}" if delay and step.retry_jitter else ""
+    return f"{timeout} per attempt, {'up to ' if step.max_retries > 1 else ''}{retries}{delay}{growth}{jitter}"
+
+
+def policy_facts(plan: ExecutionPlan, permissions: Permissions, *, asks: bool, gate_effects: Collection[Effect] = ()) -> list[str]:
+    """Return the gate policy, one fact per line: operators, permissions, approvers, proof of identity, effects, timeout and expiry.
+
+    `asks` says whether the plan or one of its steps waits for an approval; if not, the facts about approvals are left out. Of the settings,
+    only `gate_effects` is included.
+    """
+    policy, timeout = plan.approval or ApprovalPolicy(), plan.options.approval_timeout_ms
+    facts = [operators_fact(policy)] if policy.operators else []
+    facts += permissions_facts(permissions)
+    facts += [REPLAN_FACT] if plan.on_failure == "replan" else []
+    if not asks or not (plan.approval or timeout or gate_effects):
+        return facts
+    who = " or ".join(code(name) for name in policy.approvers) or "anyone"
+    facts.append(f"who may approve: {who}" + ("" if policy.self_approval else ", but not the person who started the run"))
+    facts.append("how an approver must prove who they are: " + (" or ".join(policy.known_by) or "in any way"))
+    if policy.always_execute:
+        facts.append(always_execute_fact(policy.always_execute))
+    if effects := [effect for effect in EFFECTS if effect in policy.effects or effect in gate_effects]:
+        facts.append(f"steps that wait for an approval of their own: those with the effect {' or '.join(effects)}")
+    return [*facts, _waiting_fact(policy, timeout)]
+
+
+def permissions_facts(permissions: Permissions) -> list[str]:
+    """Return a phrase about the permissions that a plan gives, and which inputs give them. Empty if it can give none."""
+    sources = ", ".join(code(source) for source in sources_of(*permissions.expressions))
+    if not permissions.is_decided:
+        return [f"permissions that its tools get: decided by {sources or 'an expression'}"]
+    if not permissions.names and not permissions.expressions:
+        return []
+    names = ", ".join(map(code, permissions.names)) or "none"
+    return [f"permissions that its tools get: {names}" + (f" (from {sources})" if sources else "")]
+
+
+def always_execute_fact(tools: Collection[str]) -> str:
+    """Return a phrase about the tools in `always_execute`."""
+    return f"tools that models may call without a confirmation: {', '.join(map(code, tools))}"
+
+
+def operators_fact(policy: ApprovalPolicy) -> str:
+    """Return a phrase about who may operate."""
+    return f"who may run, resume, revise, cancel and roll back: {' or '.join(code(name) for name in policy.operators)}"
+
+
+def _waiting_fact(policy: ApprovalPolicy, timeout_ms: int) -> str:
+    reminds = f", with a reminder every {duration(policy.remind_after_ms)}" if policy.remind_after_ms else ""
+    released = "; while it waits, the run releases its worker" if policy.release else ""
+    if not timeout_ms:
+        return f"a gate waits for an answer without limit{reminds}{released}"
+    skips = "the plan is rejected, and a step is skipped with the steps that depend on it"
+    end = skips if policy.expires == "skip" else "the plan or step is rejected"
+    return f"a gate waits {duration(timeout_ms)} for an answer{reminds}; without one, {end}{released}"
+
+
+def _conditions(step: Step) -> list[tuple[str, str]]:
+    conditions = (
+        ("when", step.when),
+        ("done when", step.done_when),
+        ("on error", step.on_error),
+        ("isolation", step.isolation),
+        ("runs on", step.runner),
+    )
+    return [(name, text) for name, text in conditions if text is not None]
+
+
+def _parameter_lines(label: str, value: JsonValue) -> list[str]:
+    if isinstance(value, str) and "\n" in value:
+        return [f"   - {label}:", *(f"     {line}" for line in fenced(value).splitlines())]
+    return [f"   - {label}: {code(as_text(value))}"]

@@ -1,0 +1,394 @@
+"""`Preview`: what a run of a plan would do, before anything runs: order, predicted parameters, retries, effects, worst-case duration."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.expressions import Prediction, has_expression
+from plan_adapter.model import graph
+from plan_adapter.model.options import EFFECTS, Effect, ErrorPolicy, ExecutionOptions
+from plan_adapter.model.plan import ExecutionPlan, Permissions, Step
+from plan_adapter.model.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
+from plan_adapter.text.listing import attempt_limits_text, goal_facts, indented, policy_facts, secrets_fact, step_listing, sub_plan_facts
+from plan_adapter.validation import ValidatedPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPreview:
+    """The call that rolls back a step. In `parameters`, expressions that use only inputs are resolved."""
+
+    tool_name: str
+    effect: Effect
+    parameters: dict[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPreview:
+    """One step as it would be called. In `parameters`, expressions that use only inputs are resolved."""
+
+    step: Step
+    effect: Effect
+    parameters: dict[str, JsonValue]
+    depends_on: tuple[str, ...]
+    implied: frozenset[str]  # the dependencies that come only from a reference
+    timeout_ms: int  # per attempt; 0 means no limit
+    items: int | None  # of its `for_each`, None if the inputs do not determine it; 1 without a `for_each`
+    worst_case_ms: float | None  # if every attempt takes its full timeout; None means no limit
+    gate: bool = False  # whether it has its own gate; with `for_each`, whether each item has one
+    rollback: RollbackPreview | None = None
+    is_finally_step: bool = False  # whether it is a `finally` step, which always runs, after all others
+    at_once: int = 1  # how many items of a group are in progress at once
+    on_error: ErrorPolicy = "stop"
+    facts: tuple[str, ...] = ()  # what a model may do for its goal, or what the plan that it runs may do, as text
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the step for `plan preview --json`: its non-default fields, and what follows from them."""
+        step = self.step
+        written = step.model_dump(mode="json", exclude_defaults=True, exclude={"parameters", "input", "inputs", "pinned"})
+        return {
+            **written,
+            "description": step.description,
+            "effect": self.effect,
+            "gate": self.gate,
+            "parameters": self.parameters,
+            "depends_on": list(self.depends_on),
+            "implied_by_reference": sorted(self.implied),
+            "max_retries": step.max_retries,
+            "timeout_ms": self.timeout_ms,
+            "items": self.items,
+            **({"items_at_once": self.at_once} if step.is_group else {}),
+            **({"group": step.group} if step.group is not None else {}),
+            **({"within": step.within.id} if step.within is not None else {}),
+            "worst_case_ms": self.worst_case_ms,
+            "finally": self.is_finally_step,
+            **({"rollback": asdict(self.rollback)} if self.rollback is not None else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A plan as it would run with these inputs."""
+
+    plan: ExecutionPlan
+    digest: str
+    approval_digest: str | None  # None while inputs are missing
+    requires_approval: bool
+    inputs: dict[str, JsonValue]
+    permissions: Permissions  # that the plan gives
+    missing: tuple[str, ...]  # required inputs that were not given; expressions that use inputs then stay unresolved
+    steps: tuple[StepPreview, ...]  # in order
+    waves: tuple[tuple[str, ...], ...]  # steps by depth, for display only
+    worst_case_ms: float | None  # without waits for approvals; None means no limit
+    gate_effects: tuple[Effect, ...] = ()  # the settings give steps with these effects their own gate, whatever the plan says
+    secrets: tuple[str, ...] = ()  # the names of the secrets passed to tools
+    secret_creators: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # by secret that steps create
+    run_name: str | None = None  # of the flow run; None for Prefect's default. Without inputs it is as written
+
+    @property
+    def irreversible(self) -> list[StepPreview]:
+        """The steps that write and have no rollback, including those that can be repeated."""
+        return [step for step in self.steps if step.effect != "read" and step.step.rollback is None]
+
+    @property
+    def effects(self) -> dict[Effect, int]:
+        """The number of steps by effect."""
+        counts: dict[Effect, int] = dict.fromkeys(EFFECTS, 0)
+        for step in self.steps:
+            counts[step.effect] += not step.step.inner
+        return {effect: count for effect, count in counts.items() if count}
+
+    @property
+    def policy(self) -> dict[str, JsonValue] | None:
+        """The plan's gate policy with all defaults and the settings' gate effects, or None if the plan has none."""
+        if self.plan.approval is None:
+            return None
+        written = self.plan.approval
+        effects = [effect for effect in EFFECTS if effect in written.effects or effect in self.gate_effects]
+        return {**written.model_dump(mode="json"), "effects": [*effects], "timeout_ms": self.plan.options.approval_timeout_ms}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `plan preview --json` prints."""
+        return {
+            "name": self.plan.name,
+            "description": self.plan.description,
+            "run_name": self.run_name,
+            "digest": self.digest,
+            "approval_digest": self.approval_digest,
+            "requires_approval": self.requires_approval,
+            "approval": self.policy,
+            "inputs": self.inputs,
+            "missing_inputs": list(self.missing),
+            "secrets": list(self.secrets),
+            "permissions": [*self.permissions.names] if self.permissions.is_decided else self.plan.permissions,
+            "order": [step.step.id for step in self.steps],
+            "waves": [list(wave) for wave in self.waves],
+            "max_parallel_steps": self.plan.options.parallel_limit,
+            "on_error": self.plan.options.on_error,
+            "total_timeout_ms": self.plan.options.total_timeout_ms,
+            "worst_case_ms": self.worst_case_ms,
+            "cannot_be_undone": [step.step.id for step in self.irreversible],
+            "effects": {str(effect): count for effect, count in self.effects.items()},
+            "steps": [step.as_json() for step in self.steps],
+        }
+
+
+def preview_plan(
+    validated: ValidatedPlan,
+    *,
+    inputs: Mapping[str, JsonValue] | None,
+    approval_digest: str | None,
+    requires_approval: bool,
+    missing: tuple[str, ...] = (),
+    gate_effects: Collection[Effect] = (),
+) -> Preview:
+    """Return the preview of a run of `validated`. With `inputs` None, expressions that use inputs stay unresolved.
+
+    `gate_effects` come from the settings: steps whose tools have these effects get their own gate, in addition to those that the plan
+    names.
+    """
+    plan = validated.plan
+    written = validated.steps
+    predictions = Predictions(validated, inputs)
+    order = _outer_first(validated)
+    steps = {step_id: _preview_step(written[step_id], validated, predictions.of(written[step_id]), gate_effects) for step_id in order}
+    return Preview(
+        plan=plan,
+        digest=validated.digest,
+        approval_digest=approval_digest,
+        requires_approval=requires_approval,
+        inputs=dict(inputs or {}),
+        permissions=validated.permissions_at(None),
+        missing=missing,
+        steps=tuple(steps.values()),
+        waves=tuple(tuple(wave) for wave in graph.waves(validated.edges, order)),
+        worst_case_ms=_worst_case_run_ms(steps, validated, plan.options),
+        gate_effects=tuple(gate_effects),
+        secrets=tuple(sorted(validated.secrets)),
+        secret_creators=validated.created_secrets.creators,
+        run_name=run_name(validated, inputs) or plan.run_name,
+    )
+
+
+class Predictions:
+    """Predicts the values of a plan's expressions. Steps of a sub-plan see its inputs if the inputs of the run determine them."""
+
+    def __init__(self, validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -> None:
+        """Predict for a run with `inputs`. None means that they are not known yet."""
+        self._validated = validated
+        self._inputs = inputs
+        self._sub_plan_inputs = dict[str, dict[str, JsonValue]]()  # by the id of the step that runs the sub-plan
+        self._plan_prediction = Prediction(inputs)
+
+    def of(self, step: Step, *, item: JsonValue = None) -> Prediction:
+        """Return a prediction for the expressions of `step`. `item` is its item, if known."""
+        if step.within is None:
+            return self._plan_prediction if item is None else Prediction(self._inputs, item=item)
+        return Prediction(self._inputs_of(step.within), item=item)
+
+    def _inputs_of(self, step: Step) -> dict[str, JsonValue]:
+        """Return the known inputs of the plan that `step` runs."""
+        if step.id not in self._sub_plan_inputs:
+            given = self.of(step).of(self._validated.parameters[step.id])
+            known = {name: value for name, value in given.items() if not _is_unresolved(value)} if isinstance(given, dict) else {}
+            declared = step.pinned.inputs if step.pinned is not None else {}
+            defaults = {name: declaration.default for name, declaration in declared.items() if name not in step.inputs}
+            self._sub_plan_inputs[step.id] = defaults | known
+        return self._sub_plan_inputs[step.id]
+
+
+def _is_unresolved(value: JsonValue) -> bool:
+    """Return whether `value` contains an expression that was not evaluated."""
+    return has_expression(json.dumps(value, ensure_ascii=False))
+
+
+def _outer_first(validated: ValidatedPlan) -> list[str]:
+    """Return all steps in the order of their dependencies, each followed by the steps inside it."""
+    order = (*validated.order, *validated.finally_order)
+    return [other_id for step_id in order if validated.steps[step_id].outer is None for other_id in _with_inner(step_id, validated)]
+
+
+def _with_inner(step_id: str, validated: ValidatedPlan) -> list[str]:
+    sub_plan = validated.sub_plans.get(step_id)
+    inner = validated.groups.get(step_id, ()) if sub_plan is None else sub_plan.steps
+    return [step_id, *(inner_id for inside in inner for inner_id in _with_inner(inside, validated))]
+
+
+def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -> str | None:
+    """Return the name of a flow run with these inputs, with secrets redacted.
+
+    Return None if the plan sets no `run_name`, or if the inputs do not determine it.
+    """
+    template = validated.run_name
+    if template is None or inputs is None:
+        return None
+    shown = redacted(dict(inputs), expressions=False)
+    value = Prediction(cast("dict[str, JsonValue]", shown)).of(template)
+    if template.texts and value == template.source:  # an expression could not be evaluated
+        return None
+    text = one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return cut(without_passwords(text), MAX_NAME_CHARACTERS).strip() or None
+
+
+def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect]) -> StepPreview:
+    effect = validated.effect_of(step.id)
+    depends_on = tuple(
+        before for before in validated.dependencies[step.id] if validated.steps[before].outer == step.outer
+    )  # the outer step names the others
+    parameters = prediction.of(validated.parameters[step.id])
+    for_each = validated.for_each.get(step.group or step.id)
+    items = 1 if for_each is None else _item_count(prediction.of(for_each))
+    timeout = validated.plan.timeout_ms_of(step) if step.goal is None else step.timeout_ms or 0
+    once = 0.0 if step.inner else _worst_case_call_ms(step, timeout)
+    return StepPreview(
+        step=step,
+        effect=effect,
+        parameters=parameters if isinstance(parameters, dict) else {},
+        depends_on=depends_on,
+        implied=frozenset(depends_on) - frozenset(step.depends_on),
+        timeout_ms=timeout,
+        items=items,
+        at_once=validated.plan.items_at_once(step),
+        on_error=validated.plan.on_error_of(step),
+        worst_case_ms=0.0 if step.inner else None if once is None or items is None else once * items,
+        gate=validated.has_gate(step, gate_effects=gate_effects),
+        rollback=preview_rollback(step.id, validated, prediction),
+        is_finally_step=step.id in validated.finally_order,
+        facts=facts_of(step, validated),
+    )
+
+
+def facts_of(step: Step, validated: ValidatedPlan) -> tuple[str, ...]:
+    """Return what the model of a goal may do, or what the plan that a step runs may do, one fact per line. Empty for any other step."""
+    if step.goal is None:
+        return tuple(sub_plan_facts(validated.plan, step, validated.permissions_at(step)))
+    tools, permissions = validated.goal_tools[step.id], validated.permissions_at(step)
+    refused = [name for name, tool in tools.items() if tool.why_not_permitted(permissions.names) is not None]
+    effects = validated.goal_effects(step.id, gated_only=False)
+    return tuple(goal_facts(validated.plan, step, effects, refused=refused, is_decided=permissions.is_decided))
+
+
+def preview_rollback(step_id: str, validated: ValidatedPlan, prediction: Prediction) -> RollbackPreview | None:
+    """Return the call that would roll back a step, or None if it has no rollback."""
+    rollback = validated.rollbacks.get(step_id)
+    if rollback is None:
+        return None
+    parameters = prediction.of(rollback.parameters)
+    return RollbackPreview(rollback.tool.name, rollback.tool.effect, parameters if isinstance(parameters, dict) else {})
+
+
+def _item_count(value: JsonValue) -> int | None:
+    return len(value) if isinstance(value, list) else None
+
+
+def _worst_case_call_ms(step: Step, timeout_ms: int) -> float | None:
+    if timeout_ms == 0:
+        return None
+    try:
+        return (1 + step.max_retries) * timeout_ms + _total_delay_ms(step)
+    except OverflowError:
+        return None
+
+
+def _total_delay_ms(step: Step) -> float:
+    factor = step.max_retries if step.retry_backoff == 1 else (step.retry_backoff**step.max_retries - 1) / (step.retry_backoff - 1)
+    return step.retry_delay_ms * factor * (1 + step.retry_jitter)
+
+
+def _worst_case_run_ms(steps: Mapping[str, StepPreview], validated: ValidatedPlan, options: ExecutionOptions) -> float | None:
+    longest = _worst_case_part_ms(steps, validated, validated.order, options.total_timeout_ms)
+    last = _worst_case_part_ms(steps, validated, validated.finally_order, options.finally_timeout_ms)
+    return None if longest is None or last is None else longest + last
+
+
+def _worst_case_part_ms(
+    steps: Mapping[str, StepPreview], validated: ValidatedPlan, order: tuple[str, ...], timeout_ms: int
+) -> float | None:
+    # A step starts once it is ready and a slot is free. So while a slot is idle, the longest path makes progress (Graham's bound for list
+    # scheduling). Nothing takes longer than all steps in sequence.
+    limit = float(timeout_ms) if timeout_ms else None
+    calls = {step_id: steps[step_id].worst_case_ms for step_id in order}
+    known = {step_id: longest for step_id, longest in calls.items() if longest is not None}
+    if len(known) < len(calls):
+        return limit
+    paths = graph.path_lengths(validated.dependencies, order, known)
+    sequential_ms = sum(known.values())
+    slots, path = validated.plan.options.parallel_limit, max(paths.values(), default=0.0)
+    longest = min(sequential_ms, sequential_ms / slots + path * (1 - 1 / slots))
+    return longest if limit is None else min(limit, longest)
+
+
+def preview_text(preview: Preview) -> str:
+    """Return `preview` as Markdown for an approver, in full. Text from the plan cannot break out of its place."""
+    plan = preview.plan
+    lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), "", "## Steps", ""]
+    for number, step in enumerate(preview.steps, start=1):
+        lines += [*indented(_step_lines(step, number), step.step.depth), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _facts(preview: Preview) -> list[str]:
+    options = preview.plan.options
+    effects = ", ".join(f"{count} {effect}" for effect, count in preview.effects.items())
+    parallel = f"at most {options.parallel_limit} at once" if options.parallel_limit > 1 else "one at a time"
+    facts = [f"- plan digest: `{preview.digest}`"]
+    if preview.approval_digest is not None:
+        facts.append(f"- approval digest: `{preview.approval_digest}`")
+    facts.append("- approval: " + ("required before anything runs" if preview.requires_approval else "not required"))
+    asks = preview.requires_approval or any(step.gate for step in preview.steps)
+    facts += [f"- {fact}" for fact in policy_facts(preview.plan, preview.permissions, asks=asks, gate_effects=preview.gate_effects)]
+    facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
+    facts += [f"- input {code(name)}: not given yet" for name in preview.missing]
+    facts += [f"- name of the run: {code(preview.run_name)}"] if preview.run_name else []
+    facts += [f"- {secrets_fact(preview.secrets, preview.secret_creators, len(preview.secrets))}"] if preview.secrets else []
+    facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
+    irreversible_ids = ", ".join(code(step.step.id) for step in preview.irreversible)
+    facts.append(f"- **cannot be undone: {irreversible_ids}**" if irreversible_ids else "- cannot be undone: nothing")
+    facts.append(f"- worst case: {_duration_text(preview.worst_case_ms)}" + _total_timeout_note(options) + _no_timeout_note(preview))
+    facts += [f"- output {code(name)}: {code(as_text(value))}" for name, value in preview.plan.outputs.items()]
+    return facts
+
+
+def _duration_text(ms: float | None) -> str:
+    return "no limit" if ms is None else duration(ms)
+
+
+def _total_timeout_note(options: ExecutionOptions) -> str:
+    return f" (total timeout {duration(options.total_timeout_ms)})" if options.total_timeout_ms else ""
+
+
+def _no_timeout_note(preview: Preview) -> str:
+    if preview.worst_case_ms is not None:
+        return ""
+    is_bounded = bool(preview.plan.options.finally_timeout_ms)
+    endless = [code(step.step.id) for step in preview.steps if step.worst_case_ms is None and not (step.is_finally_step and is_bounded)]
+    return f" (no timeout: {', '.join(endless[:5])}{', …' if len(endless) > 5 else ''})"
+
+
+def _is_listed(step: Step, name: str, value: JsonValue) -> bool:
+    """Return whether the listing already shows this parameter of a goal as a field of its step: `goal` or `done_when`."""
+    return step.goal is not None and value == getattr(step, name)
+
+
+def _step_lines(preview: StepPreview, number: int) -> list[str]:
+    longest = f"; worst case {_duration_text(preview.worst_case_ms)}" if preview.step.max_retries or preview.items != 1 else ""
+    is_called = not preview.step.inner and preview.step.goal is None
+    head, *lines = step_listing(
+        preview.step,
+        number=number,
+        effect=preview.effect,
+        depends_on=preview.depends_on,
+        implied=preview.implied,
+        parameters={name: value for name, value in preview.parameters.items() if not _is_listed(preview.step, name, value)},
+        items=preview.items,
+        attempt_limits=attempt_limits_text(preview.step, preview.timeout_ms) + longest if is_called else "",
+        at_once=preview.at_once,
+        on_error=preview.on_error,
+        gate=preview.gate,
+        rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
+        is_finally_step=preview.is_finally_step,
+        facts=preview.facts,
+    )
+    return [head, *([] if preview.depends_on or preview.is_finally_step else ["   - waits for no other step"]), *lines]

@@ -1,0 +1,105 @@
+"""Tests of the diff of two plans."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from plan_adapter.model.canonical import Change, PlanDiff, diff_plans, plan_digest
+from plan_adapter.model.plan import ExecutionPlan, Step
+from tests.documents.generated import plans
+
+
+def plan(*steps: Step, **fields: object) -> ExecutionPlan:
+    return ExecutionPlan(description="d", steps=[step.model_copy(deep=True) for step in steps], **fields)  # type: ignore[arg-type]
+
+
+A, B, C, D = (Step(id=name, tool_name="t") for name in "abcd")
+
+
+def test_equal_plans_have_an_empty_diff() -> None:
+    assert not diff_plans(plan(A, B), plan(A, B))
+    assert diff_plans(plan(A), plan(A)) == PlanDiff()
+
+
+def test_added_and_removed_steps_are_reported() -> None:
+    assert diff_plans(plan(A, B), plan(B, C)) == PlanDiff(added=("c",), removed=("a",))
+
+
+def test_changes_are_reported_down_to_the_value() -> None:
+    old = plan(Step(id="a", tool_name="t", parameters={"x": {"y": 1, "z": [1]}}, max_retries=1), metadata={"owner": "ana"})
+    new = plan(Step(id="a", tool_name="t", parameters={"x": {"y": True, "z": [1, 2]}, "n": None}), metadata={"owner": "bo"})
+    assert diff_plans(old, new).changed == (
+        Change("metadata.owner", "ana", "bo"),
+        Change("a.parameters.x.y", 1, True),
+        Change("a.parameters.x.z", [1], [1, 2]),
+        Change("a.parameters.n", None, None),
+        Change("a.max_retries", 1, None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "moved"),
+    [((A, B, C, D), ()), ((B, C, D, A), ("a",)), ((D, A, B, C), ("d",)), ((B, A, C, D), ("b",)), ((D, C, B, A), ("d", "c", "b"))],
+)
+def test_as_few_steps_as_possible_are_reported_as_moved(order: tuple[Step, ...], moved: tuple[str, ...]) -> None:
+    assert diff_plans(plan(A, B, C, D), plan(*order)) == PlanDiff(reordered=moved)
+
+
+def test_an_added_step_does_not_move_other_steps() -> None:
+    assert diff_plans(plan(A, B), plan(C, A, D, B)).reordered == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_raised"),
+    [
+        ("read", "write", True),
+        ("read", None, True),
+        ("idempotent_write", "read", False),
+        ("write", None, True),
+        (None, "write", False),
+        ("read", "read", False),
+    ],
+)
+def test_a_step_with_a_stronger_effect_is_reported_as_raised(old: str | None, new: str | None, is_raised: bool) -> None:
+    before, after = (Step(id="a", tool_name="t", effect=effect) for effect in (old, new))  # type: ignore[arg-type]
+    assert diff_plans(plan(before), plan(after)).raised == (("a",) if is_raised else ())
+
+
+def test_a_step_that_moved_to_finally_is_reported_as_removed_and_added() -> None:
+    diff = diff_plans(plan(A, B), ExecutionPlan(description="d", steps=[A.model_copy()], finally_=[B.model_copy()]))
+    assert (diff.added, diff.removed) == (("finally.b",), ("b",))
+
+
+def grouped(*steps: Step, **fields: object) -> Step:
+    return Step(id="g", for_each="${{ ['x'] }}", steps=[step.model_copy(deep=True) for step in steps], **fields)  # type: ignore[arg-type]
+
+
+def test_steps_in_a_group_are_compared_one_by_one() -> None:
+    old = plan(A, grouped(B, Step(id="c", tool_name="t", effect="read", parameters={"argv": ["k" * 300, "harmless"]})))
+    new = plan(A, grouped(B, Step(id="c", tool_name="t", effect="write", parameters={"argv": ["k" * 300, "rm"]}), D, batch=2))
+    diff = diff_plans(old, new)
+    assert [change.at for change in diff.changed] == ["g.batch", "c.parameters.argv", "c.effect"]
+    assert (diff.added, diff.removed, diff.reordered, diff.raised) == (("d",), (), (), ("c",))
+
+
+def test_a_step_that_moves_into_a_group_is_reported_as_changed() -> None:
+    assert diff_plans(plan(grouped(A), B), plan(grouped(A, B))).changed == (Change("b.group", None, "g"),)
+    assert diff_plans(plan(grouped(A, B)), plan(grouped(A), B)).changed == (Change("b.group", "g", None),)
+
+
+def test_steps_in_a_group_that_change_places_are_reported_as_moved() -> None:
+    assert diff_plans(plan(grouped(A, B)), plan(grouped(B, A))) == PlanDiff(reordered=("b",))
+
+
+def test_a_group_of_a_sub_plan_is_compared_step_by_step() -> None:
+    old, new = (plan(Step(id="s", pinned=plan(grouped(A, b)))) for b in (B, Step(id="b", tool_name="t", effect="write")))
+    assert [change.at for change in diff_plans(old, new).changed] == ["s.b.effect"]
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@given(plans, plans)
+@pytest.mark.thorough
+def test_a_diff_is_empty_exactly_if_the_digests_are_equal(old: ExecutionPlan, new: ExecutionPlan) -> None:
+    for before, after in ((old, new), (old, old.model_copy(deep=True))):
+        if any(len({step.id for step in plan.steps}) < len(plan.steps) for plan in (before, after)):
+            return  # duplicate ids are refused before plans are compared
+        assert bool(diff_plans(before, after)) == (plan_digest(before) != plan_digest(after))

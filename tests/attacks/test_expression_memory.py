@@ -32,9 +32,9 @@ MEMORY: dict[str, str] = {
 
 MEASURE = """
 import json, resource, sys
-from plan_adapter.errors import ExpressionError
+from plan_adapter.model.errors import ExpressionError
 from plan_adapter.expressions import Declarations, Variables, compile_template
-from plan_adapter.options import Input
+from plan_adapter.model.options import Input
 
 source, inputs = json.load(sys.stdin)
 declared = Declarations(frozenset(), {"s": Input(), "o": Input(type="array")})

@@ -198,7 +198,7 @@ FLOW = """
 from prefect import flow, get_run_logger, task
 from plan_adapter.engine.connection import use_server
 from plan_adapter.engine.local_server import server_for
-from plan_adapter.settings import Settings
+from plan_adapter.local.settings import Settings
 
 @task
 def greet():

@@ -292,7 +292,7 @@ KILLED = """\
 import os, sys, time
 from pathlib import Path
 from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
-from plan_adapter.plan import Step
+from plan_adapter.model.plan import Step
 
 world = Path(sys.argv[1])
 
@@ -377,7 +377,7 @@ KILLED_THE_SECOND_TIME = """\
 import sys, time
 from pathlib import Path
 from plan_adapter import ExecutionPlan, ToolRegistry, resume_run, run_plan, tool
-from plan_adapter.plan import Step
+from plan_adapter.model.plan import Step
 
 world, run_id = Path(sys.argv[1]), sys.argv[2]
 

@@ -60,8 +60,8 @@ SCRIPT = """\
 import os, sys, time
 from pathlib import Path
 from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
-from plan_adapter.options import ApprovalPolicy
-from plan_adapter.plan import Rollback
+from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.plan import Rollback
 
 world = Path(sys.argv[1])
 

@@ -29,7 +29,7 @@ from tests.sql import Sql
 SCRIPT = """\
 import sys
 from plan_adapter import ExecutionPlan, ToolRegistry, run_plan
-from plan_adapter.plan import Rollback, Step
+from plan_adapter.model.plan import Rollback, Step
 
 kind, effect, command = sys.argv[1:]
 build = Step(id="build", tool_name="bash", description="Build", parameters={"command": command}, effect=effect)

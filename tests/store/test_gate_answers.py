@@ -137,7 +137,7 @@ async def test_one_of_fifty_concurrent_contradictory_answers_wins(store: PlanSto
 
 ANSWERING = """
 import asyncio, sys
-from plan_adapter.errors import RunConflictError
+from plan_adapter.model.errors import RunConflictError
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import an_answer
 

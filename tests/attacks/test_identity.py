@@ -20,6 +20,7 @@ from plan_adapter.model.options import ApprovalPolicy, KnownBy
 from plan_adapter.model.status import RunReason
 from plan_adapter.store.policies import NewPolicy
 from tests.attacks.commands import plan, write_plan
+from tests.exports import document_of
 from tests.gates.world import FormAnswers, World
 from tests.store.conftest import on_both_databases
 
@@ -48,7 +49,7 @@ def test_an_answer_in_the_name_of_another_account_is_refused(tmp_path: Path) -> 
         assert refused.code == (2 if name else 6), refused.out + refused.err
     assert plan("show", run_id, "--json", cwd=tmp_path).last["status"] == "pending_approval"
     exported = plan("export", run_id, "--json", cwd=tmp_path)
-    assert [row for row in exported.last["audit"] if row["by"] == "ana" and row["known_by"] == "os_user"] == []
+    assert [row for row in document_of(exported.out)["audit"] if row["by"] == "ana" and row["known_by"] == "os_user"] == []
 
 
 def test_operators_are_checked_against_the_real_account(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from plan_adapter.gates.approval import os_user
 from plan_adapter.runs import erase
 from tests.cli.conftest import Plan
 from tests.cli.test_run import TOOLS, document, step
+from tests.exports import document_of
 
 ME, NAME = os_user(), "安娜·穆勒"
 
@@ -50,7 +51,7 @@ def test_personal_data_is_erased_from_record_and_files_and_the_record_verifies(p
     assert NAME not in plan("export", run_id).out
     assert NAME not in file.read_text(encoding="utf-8")
     assert "[erased]" in json.loads(file.read_text(encoding="utf-8"))["text"]
-    exported = json.loads(plan("export", run_id).out)
+    exported = document_of(plan("export", run_id).out)
     result = json.loads(next(row["result"] for row in exported["receipts"] if row["step_id"] == "again"))
     assert (result["path"], result["digest"]) == (str(file), "[erased]:[erased]")
     (tombstone,) = exported["tombstones"]
@@ -59,8 +60,8 @@ def test_personal_data_is_erased_from_record_and_files_and_the_record_verifies(p
     assert verified.code == 0
     assert 'receipts ["again", "step", -1, 1]: result' in verified.err
     assert "erased: inputs.who, steps.fail.error" in verified.err
-    Path("run.json").write_text(plan("export", run_id).out, encoding="utf-8")
-    assert plan("runs", "verify", "run.json", "--json").run["erased"] == ["inputs.who", "steps.fail.error"]
+    Path("run.jsonl").write_text(plan("export", run_id).out, encoding="utf-8")
+    assert plan("runs", "verify", "run.jsonl", "--json").run["erased"] == ["inputs.who", "steps.fail.error"]
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 

@@ -12,6 +12,7 @@ import pytest
 from plan_adapter.gates.approval import approval_text_to_sign
 from tests.cases import for_each
 from tests.cli.conftest import Plan
+from tests.exports import document_of
 
 DOCUMENT = """
 name: 发布
@@ -34,14 +35,14 @@ def run_id(plan: Plan) -> str:
 
 
 def test_an_export_is_written_to_the_file_of_o(plan: Plan, run_id: str) -> None:
-    assert plan("export", run_id, "-o", "record.json").code == 0
-    assert json.loads(Path("record.json").read_text(encoding="utf-8"))["run"]["id"] == run_id
+    assert plan("export", run_id, "-o", "record.jsonl").code == 0
+    assert document_of(Path("record.jsonl").read_text(encoding="utf-8"))["run"]["id"] == run_id
 
 
 def test_an_unaltered_run_is_intact(plan: Plan, run_id: str):
     result = plan("runs", "verify", run_id[:13])
     assert (result.code, result.err) == (0, "")
-    head = json.loads(plan("export", run_id).out)["head"]
+    head = document_of(plan("export", run_id).out)["head"]
     assert result.out.endswith(f" entries, intact: digest {head}\n")
     (line,) = plan("runs", "verify", run_id, "--json").lines
     assert (line["ok"], line["digest"], line["run"], line["problem"], line["signatures"]) == (True, head, run_id, None, [])
@@ -75,8 +76,8 @@ def test_a_run_without_audit_entries_is_not_verifiable(plan: Plan, run_id: str, 
 
 def test_an_exported_file_without_audit_entries_is_not_verifiable(plan: Plan, run_id: str, home: Path):
     _delete_audit_log(home)
-    assert plan("export", run_id, "--output", "run.json").code == 0
-    result = plan("runs", "verify", "run.json")
+    assert plan("export", run_id, "--output", "run.jsonl").code == 0
+    result = plan("runs", "verify", "run.jsonl")
     assert (result.code, result.out.partition(":")[0]) == (1, "not verifiable")
     assert "intact" not in result.out + result.err
 
@@ -92,14 +93,14 @@ def test_verifying_a_missing_run_fails(plan: Plan, flags: tuple[str, ...]):
 
 
 def test_an_exported_file_is_verified_without_a_store(plan: Plan, run_id: str, home: Path):
-    assert plan("export", run_id, "--output", "run.json").code == 0
-    first = Path("run.json").read_bytes()
-    assert plan("export", run_id).out.encode() == first
-    document = json.loads(first)
+    assert plan("export", run_id, "--output", "run.jsonl").code == 0
+    first = Path("run.jsonl").read_bytes()
+    assert plan("export", run_id).out.encode() == plan("export", run_id, "--json").out.encode() == first
+    document = document_of(first.decode())
     assert {"plans", "run", "approvals", "gates", "attempts", "receipts", "revisions", "audit", "head"} <= set(document)
     assert "你好" in first.decode()
     shutil.rmtree(home)
-    result = plan("runs", "verify", "run.json")
+    result = plan("runs", "verify", "run.jsonl")
     assert (result.code, f"intact: digest {document['head']}" in result.out) == (0, True)
     assert not home.exists()
 
@@ -124,7 +125,7 @@ ALTERED: tuple[tuple[tuple[Any, ...], Any, str], ...] = (
 @for_each(altered=ALTERED)
 def test_an_altered_value_in_a_file_is_reported(plan: Plan, run_id: str, altered: tuple[tuple[Any, ...], Any, str]):
     path, value, message = altered
-    document = json.loads(plan("export", run_id).out)
+    document = document_of(plan("export", run_id).out)
     _change(document, *path, value=value)
     Path("run.json").write_text(json.dumps(document))
     result = plan("runs", "verify", "run.json")
@@ -132,7 +133,13 @@ def test_an_altered_value_in_a_file_is_reported(plan: Plan, run_id: str, altered
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(("verify",), "verify what?"), (("list", "x"), "takes no run"), (("verify", "no.json"), "no file")]
+    ("arguments", "message"),
+    [
+        (("verify",), "verify what?"),
+        (("list", "x"), "takes no run"),
+        (("verify", "no.json"), "no file"),
+        (("verify", "no.jsonl"), "no file"),
+    ],
 )
 def test_wrong_arguments_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str):
     result = plan("runs", *arguments)
@@ -150,7 +157,7 @@ def test_signatures_are_verified_if_the_signers_are_known(plan: Plan, run_id: st
         pytest.skip("no ssh-keygen here")
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    document = json.loads(plan("export", run_id).out)
+    document = document_of(plan("export", run_id).out)
     document["approvals"][0] |= {"signature": _signature(key, document["approvals"][0], run_id), "gate_id": "g-1", "by": "ana"}
     _rebuild_audit_log(document)
     Path("run.json").write_text(json.dumps(document))

@@ -14,6 +14,7 @@ from plan_adapter.store.proof.audit import entry_digest, genesis_digest
 from tests.cli.conftest import CommandResult, Plan
 from tests.cli.gated import signer
 from tests.cli.test_run import GREET, TOOLS, document, step
+from tests.exports import document_of
 from tests.processes import PLAN, Program
 
 __all__ = ["signer"]
@@ -37,7 +38,7 @@ def resume(plan: Plan, run_id: str, *options: str) -> CommandResult:
 
 
 def audit(plan: Plan, run_id: str, *kinds: str) -> list[dict[str, Any]]:
-    return [entry for entry in json.loads(plan("export", run_id).out)["audit"] if entry["kind"] in kinds]
+    return [entry for entry in document_of(plan("export", run_id).out)["audit"] if entry["kind"] in kinds]
 
 
 @pytest.mark.usefixtures("signer")
@@ -121,7 +122,7 @@ def test_a_step_done_by_hand_is_recorded_with_a_signature(plan: Plan) -> None:
     done = resume(plan, run_id)
     assert (done.code, done.run["steps"][1]["result"]) == (0, {"看": 1})
     (signature,) = audit(plan, run_id, "signed")
-    (receipt,) = [row for row in json.loads(plan("export", run_id).out)["receipts"] if row["by"] is not None]
+    (receipt,) = [row for row in document_of(plan("export", run_id).out)["receipts"] if row["by"] is not None]
     assert (signature["step_id"], receipt["by"], receipt["known_by"]) == ("check", "ana", "ssh_signature")
     assert plan("runs", "verify", run_id, "--json").run["signatures"] == [
         {
@@ -291,13 +292,13 @@ def test_a_forged_request_is_detected_on_any_machine_that_knows_the_signers(plan
     assert plan("resolve", run_id, "hand", "done", "--result", '{"看": 1}', *BY_ANA).code == 0
     assert resume(plan, run_id, *SKIP_CHECK, *BY_ANA).code == 0
     exported = plan("export", run_id).out
-    untouched = json.loads(exported)
+    untouched = document_of(exported)
     rebuild_audit_log(untouched)
     Path("run.json").write_text(json.dumps(untouched))
     result = plan("runs", "verify", "run.json")
     assert (result.code, ", intact: " in result.out) == (0, True)
     for forge, where, what in FORGED.values():
-        found = json.loads(exported)
+        found = document_of(exported)
         forge(found)
         rebuild_audit_log(found)
         Path("run.json").write_text(json.dumps(found))

@@ -1,6 +1,5 @@
 """Tests of `plan resolve` under a policy that requires a signature or a one-time code."""
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from plan_adapter.gates.approval import os_user
 from tests.cli.conftest import Plan
 from tests.cli.gated import signer
 from tests.cli.test_run import TOOLS, document, step
+from tests.exports import document_of
 
 __all__ = ["signer"]
 
@@ -28,7 +28,7 @@ def lost(plan: Plan, **options: Any) -> str:
 
 
 def audit(plan: Plan, run_id: str) -> list[dict[str, Any]]:
-    return json.loads(plan("export", run_id).out)["audit"]
+    return document_of(plan("export", run_id).out)["audit"]
 
 
 def test_a_signed_resolution_is_accepted_and_its_signature_is_kept(plan: Plan) -> None:

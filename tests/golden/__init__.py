@@ -1,11 +1,13 @@
 """Golden records: what is stored, digested or printed as JSON, as an earlier commit made it. Code may be renamed; these may not change.
 
 - `plans.jsonl`: documents of plans, with the digests of the plan, of its approval, of its standing approval and of the calls of its steps.
-- `store.sql`: a store with runs that ended, wait, have unknown outcomes or were erased; `erased.jsonl`: an export of the erased run.
+- `store.sql`: a store with runs that ended, wait, have unknown outcomes or were erased; `erased.jsonl`: an export of the erased run;
+  `erased.json`: one as earlier versions wrote it.
 - `outputs.json`: what each verb prints with `--json`.
 - `words.json`: the words that are stored: tables, columns, triggers, and the values of the enumerations.
 
-`python -m tests.golden` writes them again. Do so only for a change that is meant to change what is stored, and say so in the changelog.
+`python -m tests.golden` writes them again, but never `erased.json`. Do so only for a change that is meant to change
+what is stored, and say so in the changelog.
 """
 
 from pathlib import Path

@@ -19,7 +19,10 @@ from plan_adapter.cli.app import main
 from plan_adapter.local.private_files import make_folder
 from tests.golden import FOLDER
 
-ACTED, READ, STORE, EXPORT = (FOLDER / name for name in ("acted.json", "read.json", "store.sql", "erased.json"))
+ACTED, READ, STORE, EXPORT = (FOLDER / name for name in ("acted.json", "read.json", "store.sql", "erased.jsonl"))
+OLD_EXPORT = FOLDER / "erased.json"
+"""An export by a version that wrote one JSON object. It is never written again."""
+
 TOOLS = ("--tools", "tests.golden.tools:registry")
 NO_GATE: dict[str, Any] = {"options": {"require_approval": False}}
 DO: dict[str, Any] = {"id": "build", "tool_name": "do", "description": "构建", "parameters": {"text": "${{ inputs.who }}"}}

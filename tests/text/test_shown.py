@@ -27,6 +27,7 @@ from plan_adapter.text import pictures
 from plan_adapter.text.gate_text import without_picture
 from plan_adapter.validation import bind_inputs, validate
 from tests.cases import for_each
+from tests.exports import document_of
 from tests.text.conftest import PayloadRun
 from tests.text.payloads import HIDING, PAYLOADS, PRODUCT, nothing_was_interpreted
 
@@ -193,11 +194,11 @@ def test_an_exported_file_of_all_payloads_verifies(
     payload_run: PayloadRun, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", payload_run.url)
-    assert main(["export", payload_run.run.id, "--output", "run.json"]) == 0
-    document = json.loads((home / "run.json").read_text(encoding="utf-8"))
+    assert main(["export", payload_run.run.id, "--output", "run.jsonl"]) == 0
+    document = document_of((home / "run.jsonl").read_text(encoding="utf-8"))
     results = [json.loads(row["result"]) for row in document["receipts"] if row["step_id"] == "give"]
     assert results == [list(PAYLOADS.values())]
-    assert main(["runs", "verify", "run.json"]) == 0
+    assert main(["runs", "verify", "run.jsonl"]) == 0
     assert not HIDING & set(capsys.readouterr().out)
     assert nothing_was_interpreted(home)
 

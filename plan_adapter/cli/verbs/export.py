@@ -28,11 +28,12 @@ async def export(
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
-    """Write everything that the store has about a run as one JSON document; `plan runs verify FILE` verifies it on any machine.
+    """Write everything that the store has about a run as JSON Lines; `plan runs verify FILE` verifies it on any machine.
 
     It holds the plan, the run, its approvals with their signatures, gates, attempts, receipts, revisions, the audit log, and the digest of
-    its last entry. Parameters and results are written as they are in the store. With `--format mermaid` or `aster`, write a plan instead:
-    as a picture of its steps, or as the JSON of Aster's executor, with a note on everything that this format cannot hold.
+    its last entry. The first line is a header with the run, each further line one row with its table. Parameters and results are written as
+    they are in the store. With `--format mermaid` or `aster`, write a plan instead: as a picture of its steps, or as the JSON of Aster's
+    executor, with a note on everything that this format cannot hold.
 
     Args:
         source: The id of a run, its beginning or end, or `last`; for the other formats a plan document, `store:name@version`
@@ -40,11 +41,11 @@ async def export(
         format: `record` of a run; `mermaid`, a flowchart of a plan; `aster`, a plan as Aster's JSON.
         output: The file to write, readable only by you; default: stdout.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
-        json: Print the document on one line.
+        json: Write Aster's JSON on one line. A record is always JSON Lines.
     """
     if format != "record":
         return await _export_plan(source, format, output, tools or [], in_lines=not json)
-    return await _export_run(source, output, in_lines=not json)
+    return await _export_run(source, output)
 
 
 async def _export_plan(source: str, format: Literal["mermaid", "aster"], output: Path | None, tools: list[str], *, in_lines: bool) -> int:
@@ -67,7 +68,7 @@ async def _export_plan(source: str, format: Literal["mermaid", "aster"], output:
     return ExitCode.DONE
 
 
-async def _export_run(run: str, output: Path | None, *, in_lines: bool) -> int:
+async def _export_run(run: str, output: Path | None) -> int:
     from plan_adapter.store.proof.export import write_document  # imports SQLAlchemy
 
     only_ascii = output is None and not streams.is_unicode(sys.stdout)
@@ -75,7 +76,7 @@ async def _export_run(run: str, output: Path | None, *, in_lines: bool) -> int:
         with nullcontext(sys.stdout) if output is None else streams.atomic_file(output, private=True) as file:
             write = partial(_write_text, file)
             try:
-                await store.read_export(run, partial(write_document, write=write, in_lines=in_lines, only_ascii=only_ascii))
+                await store.read_export(run, partial(write_document, write=write, only_ascii=only_ascii))
             except _OutputError as error:
                 with streams.writing_to_stdout() if output is None else nullcontext():
                     raise error.cause from None

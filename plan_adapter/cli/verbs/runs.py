@@ -232,7 +232,7 @@ def _read_export_file(path: Path) -> dict[str, Any] | None:
     from plan_adapter.store.proof.export import read_exported  # imports SQLAlchemy
 
     if not path.is_file():
-        if path.suffix == ".json":
+        if path.suffix in (".json", ".jsonl"):
             raise UsageError(f"there is no file {path}")
         return None
     try:

@@ -1,9 +1,10 @@
-"""The exported document of a run: read it from the database, write it to a file, and read it from a file of any size.
+"""The exported document of a run: read it from the database, write it to a file, and read it from a file.
 
-The lists of the document are read one row at a time.
+A file is JSON Lines. Its first line is a header: the format, the run, and every other part that is not a list. Each further line is one row
+with its table, the audit log last, so that a file that was cut off lacks the end of its audit log. Rows are written and read one at a time.
+A file of an earlier version is one JSON object, which is read as a whole.
 """
 
-import codecs
 import json
 import re
 import sqlite3
@@ -11,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from pydantic import JsonValue
 from sqlalchemy import Boolean, ColumnElement, Connection, Table, and_, select, type_coerce, union_all
@@ -36,18 +37,23 @@ from plan_adapter.store.proof.audit import witnessed_by
 from plan_adapter.store.proof.digests import JsonRow, json_row
 
 FORMAT = "plan-adapter-run/1"
+"""A whole document, also as one JSON object in files of earlier versions."""
+
+LINES_FORMAT = "plan-adapter-run/2"
+"""JSON Lines."""
 
 FETCH_SIZE = 150
 """How many rows are fetched from a server at a time."""
 
-LISTS = frozenset(
-    {"plans", "implied_dependencies", "approvals", "gates", "attempts", "receipts", "step_runs", "revisions", "tombstones", "audit"}
-)
-"""The parts of the document that are lists of rows."""
+LISTED = (approvals, gates, attempts, receipts, step_runs, revisions, tombstones, audit)
+"""The tables whose rows of the run are lists of the document."""
 
-CHUNK_BYTES = 256 * 1024
+LISTS = (plans.name, implied_dependencies.name, *(table.name for table in LISTED))
+"""The parts of the document that are lists of rows, in the order in which they are written."""
 
-_BLANKS = frozenset(" \t\r\n")
+MAX_WHOLE_BYTES = 256 * 1024 * 1024
+"""The size up to which a file that is one JSON object is read."""
+
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
 
 
@@ -89,7 +95,6 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
     implied = select(runs.c.implied_dependencies_digest).where(runs.c.id == run_id).scalar_subquery()
     newest = select(audit.c.number).where(audit.c.run_id == run_id).order_by(audit.c.number.desc()).limit(1).scalar_subquery()
     head = Rows(connection, audit, and_(audit.c.run_id == run_id, audit.c.number == newest)).first()
-    listed = (approvals, gates, attempts, receipts, step_runs, revisions, tombstones, audit)
     return {
         "format": FORMAT,
         "run": Rows(connection, runs, runs.c.id == run_id).first(),
@@ -98,7 +103,7 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
             connection, implied_dependencies, and_(implied_dependencies.c.tenant_id == tenant, implied_dependencies.c.digest == implied)
         ),
         "lease": Rows(connection, leases, leases.c.run_id == run_id).first(),
-        **{table.name: Rows(connection, table, table.c.run_id == run_id) for table in listed},
+        **{table.name: Rows(connection, table, table.c.run_id == run_id) for table in LISTED},
         "head": None if head is None else head["digest"],
         "witnessed": witnessed_by(connection, run_id),
     }
@@ -109,40 +114,22 @@ def document_of(connection: Connection, run_id: str) -> dict[str, JsonValue]:
     return {name: list(part) if isinstance(part, Rows) else part for name, part in parts_of(connection, run_id).items()}
 
 
-def write_document(document: Mapping[str, Any], write: Callable[[str], object], *, in_lines: bool, only_ascii: bool = False) -> None:
-    """Write a document of `parts_of` as JSON with sorted names, one row at a time. Texts are UTF-8 unless they cannot be encoded.
-
-    `in_lines`: indented by one space, like `json.dumps(…, indent=1)`; otherwise in one line.
-    """
-    between = ",\n " if in_lines else ", "
-    write("{\n " if in_lines else "{")
-    for number, name in enumerate(sorted(document)):
-        part = document[name]
-        write(between if number else "")
-        write(f"{json.dumps(name)}: ")
-        if isinstance(part, Rows):
-            _write_rows(part, write, in_lines=in_lines, only_ascii=only_ascii)
-        else:
-            write(_text(part, 1, in_lines=in_lines, only_ascii=only_ascii))
-    write("\n}\n" if in_lines else "}\n")
+def write_document(document: Mapping[str, Any], write: Callable[[str], object], *, only_ascii: bool = False) -> None:
+    """Write a document of `parts_of` as JSON Lines, one row at a time. Texts are UTF-8 unless they cannot be encoded."""
+    header = {name: part for name, part in document.items() if name not in LISTS}
+    write(_line(header | {"format": LINES_FORMAT}, only_ascii=only_ascii))
+    for table in LISTS:
+        for row in document[table]:
+            write(_line({"table": table, "row": row}, only_ascii=only_ascii))
 
 
-def _write_rows(rows: Rows, write: Callable[[str], object], *, in_lines: bool, only_ascii: bool) -> None:
-    is_empty = True
-    for row in rows:
-        write(("[\n  " if in_lines else "[") if is_empty else (",\n  " if in_lines else ", "))
-        write(_text(row, 2, in_lines=in_lines, only_ascii=only_ascii))
-        is_empty = False
-    write("[]" if is_empty else "\n ]" if in_lines else "]")
-
-
-def _text(value: Any, depth: int, *, in_lines: bool, only_ascii: bool) -> str:
-    text = json.dumps(value, ensure_ascii=only_ascii, sort_keys=True, indent=1 if in_lines else None)
+def _line(value: dict[str, Any], *, only_ascii: bool) -> str:
+    text = json.dumps(value, ensure_ascii=only_ascii)
     try:
         text.encode()
     except UnicodeEncodeError:  # an altered row whose text is not valid
-        return _text(value, depth, in_lines=in_lines, only_ascii=True)
-    return text.replace("\n", "\n" + " " * depth)  # line ends inside texts are escaped
+        return _line(value, only_ascii=True)
+    return f"{text}\n"
 
 
 @contextmanager
@@ -173,111 +160,71 @@ def _as_stored(column: Any, value: Any) -> JsonValue:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileRows:
-    """The rows of one list in a file. Each iteration reads them again."""
+    """The rows of one table in a file. Each iteration reads them again."""
 
     path: Path
-    offset: int  # of the list's bracket, in bytes
+    table: str
+    offset: int = 0  # of its first row, in bytes
+    count: int = 0
 
     def __iter__(self) -> Iterator[Any]:
         """Read the rows in order."""
+        remaining = self.count
         with self.path.open("rb") as file:
             file.seek(self.offset)
-            yield from _Scanner(file, self.offset).members_of_list()
+            while remaining:
+                table, row = _table_and_row(file.readline())
+                if table == self.table:
+                    remaining -= 1
+                    yield row
 
 
 def read_exported(path: Path) -> dict[str, Any] | None:
-    """Return the document in a file, with its lists as `FileRows`, or None for another JSON value. Raises OSError and ValueError."""
+    """Return the document in a file, or None for another JSON value. Raises OSError and ValueError.
+
+    The lists of a document in lines are `FileRows`.
+    """
     with path.open("rb") as file:
-        scanner = _Scanner(file, 0)
-        if scanner.next() != "{":
-            return None
-        document = dict[str, Any]()
-        for name in scanner.names():
-            if name in LISTS and scanner.next() == "[":
-                document[name] = FileRows(path, scanner.offset)
-                for _ in scanner.members_of_list():
-                    pass
-            else:
-                document[name] = scanner.value()
-        if scanner.next():
-            raise ValueError("there is text after its end")
-        return document
+        try:
+            header = json.loads(file.readline(MAX_WHOLE_BYTES))
+        except ValueError:  # of an older file, whose object has several lines
+            header = None
+        if not isinstance(header, dict) or header.get("format") in (FORMAT, None):  # pyright: ignore[reportUnknownMemberType]
+            return _read_whole(path)
+        if header["format"] != LINES_FORMAT:
+            raise ValueError(f"its format {header['format']!r} is unknown; it may be of a newer version of this package")
+        return header | _find_rows(file, path)  # pyright: ignore[reportUnknownVariableType]
 
 
-class _Scanner:
-    """Reads JSON values from a UTF-8 file. Holds little more than the current value in memory."""
+def _read_whole(path: Path) -> dict[str, Any] | None:
+    if path.stat().st_size > MAX_WHOLE_BYTES:
+        raise ValueError(
+            f"it is no JSON Lines, and as one JSON value it is too large ({MAX_WHOLE_BYTES >> 20} MiB at most): export the run again"
+        )
+    document = json.loads(path.read_bytes())
+    return document if isinstance(document, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
-    def __init__(self, file: IO[bytes], offset: int) -> None:
-        self._file = file
-        self._decode = codecs.getincrementaldecoder("utf-8")()
-        self._read = json.JSONDecoder().raw_decode
-        self._before = offset  # bytes of the file before the text
-        self._text = ""
-        self._at = 0
-        self._is_at_end = False
 
-    @property
-    def offset(self) -> int:
-        """The position of the next character in the file, in bytes."""
-        return self._before + len(self._text[: self._at].encode())
+def _find_rows(file: BinaryIO, path: Path) -> dict[str, FileRows]:
+    """Return the lists of a document in lines. `file` is behind the header. Raises ValueError for a line that is no row."""
+    lists = {table: FileRows(path, table) for table in LISTS}
+    number, offset = 1, file.tell()
+    while line := file.readline():
+        number += 1
+        try:
+            table, _ = _table_and_row(line)
+            rows = lists[table]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"line {number} is not a row of a table ({type(error).__name__}: {error})") from None
+        if not rows.count:
+            rows.offset = offset
+        rows.count += 1
+        offset += len(line)
+    return lists
 
-    def next(self) -> str:
-        """Skip blanks and return the next character without consuming it, or an empty text at the end."""
-        while True:
-            while self._text[self._at : self._at + 1] in _BLANKS:
-                self._at += 1
-            if self._at < len(self._text) or self._is_at_end:
-                return self._text[self._at : self._at + 1]
-            self._read_chunk()
 
-    def value(self) -> Any:
-        """Consume and return the next value. Raises ValueError if there is none."""
-        self.next()
-        while True:
-            try:
-                value, end = self._read(self._text, self._at)
-            except ValueError:
-                if self._is_at_end:
-                    raise
-            else:
-                if end < len(self._text) or self._is_at_end:  # otherwise a number may continue
-                    self._at = end
-                    return value
-            self._read_chunk()
-
-    def names(self) -> Iterator[str]:
-        """Yield the names of an object. The caller must read each value before the next name."""
-        for _ in self._between("{", "}"):
-            name = self.value()
-            if not isinstance(name, str):
-                raise ValueError(f"expected a name before byte {self.offset}, found {type(name).__name__}")  # noqa: TRY004  # in the file, not an argument
-            self._expect(":")
-            yield name
-
-    def members_of_list(self) -> Iterator[Any]:
-        """Yield the members of a list."""
-        for _ in self._between("[", "]"):
-            yield self.value()
-
-    def _between(self, begin: str, end: str) -> Iterator[None]:
-        self._expect(begin)
-        if self.next() != end:
-            yield
-            while self.next() == ",":
-                self._expect(",")
-                yield
-        self._expect(end)
-
-    def _expect(self, character: str) -> None:
-        if self.next() != character:
-            raise ValueError(f"expected `{character}` at byte {self.offset}")
-        self._at += 1
-
-    def _read_chunk(self) -> None:
-        self._before = self.offset
-        chunk = self._file.read(max(CHUNK_BYTES, len(self._text)))  # so a long value is parsed again only a few times
-        self._text = self._text[self._at :] + self._decode.decode(chunk, final=not chunk)
-        self._at = 0
-        self._is_at_end = not chunk
+def _table_and_row(line: bytes) -> tuple[str, Any]:
+    found = json.loads(line)
+    return found["table"], found["row"]

@@ -79,7 +79,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
     "Set up": (
         Verb("doctor", "Check this installation, its server and its store"),
         Verb("down", "Stop the local Prefect server"),
-        Verb("mcp", "Let agents draft, check and start plans, over MCP"),
+        Verb("mcp", "Let agents draft, check and start plans, over MCP", function="mcp:mcp"),
     ),
 }
 """The verbs by what a person is doing, in the order in which help shows them."""

@@ -214,7 +214,8 @@ async def test_an_answer_that_contains_a_secret_of_the_run_is_refused(given: str
 
 SCRIPT = """\
 import os, signal, sys
-from plan_adapter import crash_points, run_plan
+from plan_adapter import run_plan
+from plan_adapter.local import crash_points
 from plan_adapter.gates.approvers import CallbackApprover
 from tests.gates.questions import plan_with_question
 from tests.gates.world import Silent, World

@@ -191,7 +191,7 @@ async def test_concurrent_prunes_write_one_chain(store: PlanStore, store_url: st
 KILLED = """
 import asyncio, os, signal, sys
 from datetime import timedelta
-from plan_adapter import crash_points
+from plan_adapter.local import crash_points
 from plan_adapter.store.store import PlanStore
 
 deleted = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from plan_adapter.importers.conversion import NotConvertibleError
 from plan_adapter.importers.github_expressions import Value, pieces
-from plan_adapter.importers.programs import PROGRAM_OF_ENVIRONMENT
+from plan_adapter.importers.programs import PROGRAM_OF_ENVIRONMENT, READS_ENVIRONMENT
 from plan_adapter.importers.shell_code import value_as_code
 from plan_adapter.importers.shell_syntax import Command, Output, Script, Text, UnreadableScriptError, Variable, Word, read_script
 
@@ -155,11 +155,14 @@ def refuse_code(script: str, values: Mapping[str, Value]) -> None:
     outside = {name for name, value in values.items() if value.may_be_code}
     for name in sorted(outside & PROGRAM_OF_ENVIRONMENT.keys()):
         raise NotConvertibleError(f"the value of `${name}` would be read as code by {PROGRAM_OF_ENVIRONMENT[name]}")
-    if not any(re.search(rf"\b{name}\b", script) for name in outside):
+    if not outside:
         return
     try:
-        found = value_as_code(script, outside)
+        # Whoever sets a secret may run commands: make gets it as before.
+        found = value_as_code(script, outside, environment={name for name in outside if not values[name].code.startswith("secrets.")})
     except UnreadableScriptError as error:
+        if not any(re.search(rf"\b{name}\b", script) for name in [*outside, *READS_ENVIRONMENT]):
+            return
         raise NotConvertibleError(f"{error}, so that a value in it may be read as code") from None
     if found is not None:
         value = f"the value of `${found.variable}`" if found.variable else "a value"

@@ -1,5 +1,6 @@
 """Which arguments and inputs of known programs are read as code, such as the word after `bash -c`."""
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,11 @@ VALUE = "\ue000"
 SPLIT_VALUE = "\ue001"
 """The same for a value outside quotes, which a shell splits into several arguments."""
 
+UNKNOWN = "\ue002"
+"""The mark in an argument for unknown text that is not a value. The name of its variable may follow it."""
+
 _VALUES = re.compile(f"[{VALUE}{SPLIT_VALUE}]")
+_STDIN_FILES = frozenset({"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _MOST_WRAPPERS = 20  # `sudo env timeout …`: how many programs may start one another in one command
 
@@ -111,6 +116,11 @@ _CODE_OPTIONS = _options(
     jsonnet: -e --exec
     m4: -D --define
     fd fdfind: -x --exec -X --exec-batch
+    lftp: -c -e
+    nodemon: -x --exec
+    tsx ts-node: -e --eval -p --print
+    eb: --command
+    cf: -c --command
     """
 )
 """Options whose value is code, of other programs."""
@@ -131,14 +141,42 @@ _FIRST_ARGUMENT = _options(
 
 _PROGRAM_OPTIONS = frozenset({"-e", "--expression", "-f", "--file", "--from-file"})
 _PROGRAM_FILE_OPTIONS = ("-f", "--file", "--from-file", "--makefile")
-_ALL_ARGUMENTS = _words("eval alias sbt make gmake watch parallel let expect crontab at screen terraform-console")
-"""Programs that read each of their arguments as code. For make, `X='$(shell …)'` runs a command."""
+READS_ENVIRONMENT = _words("make gmake bmake nmake remake mingw32-make just rake task")
+"""Programs whose own files paste variables of the environment, and arguments such as `X='$(shell …)'`, into the commands that they run."""
+
+_ALL_ARGUMENTS = READS_ENVIRONMENT | _words(
+    "eval alias sbt watch parallel let expect crontab at screen hyperfine concurrently start-server-and-test npm-run-all run-s run-p "
+    "watchexec cross-env-shell pdsh pssh"
+)
+"""Programs that read each of their arguments as code."""
+
+_NESTED = _words("make gmake just hyperfine concurrently")
+"""Programs of these that are found in the arguments of any other, such as `yarn concurrently …`."""
 
 _ALL_AFTER_FIRST = _words("sqlite3 sqlite duckdb")
-_JOINED_BY_A_SHELL = _words("eval watch parallel")
+_JOINED_BY_A_SHELL = _words("eval watch parallel hyperfine concurrently start-server-and-test watchexec cross-env-shell pdsh pssh")
+_SHELL_VERBS: Mapping[str, frozenset[str]] = {
+    "heroku": _words("run run:detached run:inside"),
+    "adb": _words("shell exec-out"),
+    "dokku": _words("run enter run:detached"),
+    "minikube": _words("ssh"),
+    "docker-machine": _words("ssh"),
+    "colima": _words("ssh"),
+    "multipass": _words("exec"),
+    "scalingo": _words("run"),
+    "juju": _words("run exec ssh"),
+    "salt": _words("cmd.run cmd.shell"),
+}
+"""Programs that pass the arguments after one of their own words to a shell, often on another machine."""
+
+_CONSOLES = _words("console shell dbshell repl sql psql dbconsole")
+"""Words with which a program such as `terraform console` reads code from its stdin."""
+
 _READS_STDIN = _words(
     "psql mysql mariadb sqlite3 sqlite duckdb mongo mongosh clickhouse-client cqlsh sqlcmd bc dc at batch crontab ed ex gnuplot "
-    "redis-cli ssh parallel m4 source ."
+    "redis-cli ssh parallel m4 source . jshell ghci irb ipython ptpython sbcl clisp guile racket swift kotlinc gdb lldb lftp ftp sftp "
+    "sqlplus isql beeline spark-shell spark-sql pyspark trino presto hive ocaml utop sage gp maxima cypher-shell nft nu xonsh elvish tsx "
+    "ts-node"
 )
 _WRAPPERS = _options(
     """
@@ -154,6 +192,7 @@ _WRAPPERS = _options(
     strace ltrace: -o -e -p -s -u
     xargs: -I -n -P -L -d -a -s -E --replace --max-args --max-procs --delimiter --arg-file --max-lines
     winpty catchsegv dbus-run-session systemd-inhibit unshare nsenter systemd-run firejail retry sshpass: -p -t --target
+    cross-env dotenv dotenvx: -e -f
     """
 )
 """Programs that run the command in their arguments: their options with a value, and `#1` if one argument precedes the command."""
@@ -201,13 +240,16 @@ def stdin_reader(argv: Sequence[str]) -> str | None:
     given = argv[start + 1 :]
     if name in _SHELLS:
         file = _file_of_shell(argv, start)
-        return None if any(True for _ in _shell_code(argv, start)) or (file is not None and "-s" not in given) else name
+        is_given = file is not None and "-s" not in given and argv[file] not in _STDIN_FILES
+        return None if any(True for _ in _shell_code(argv, start)) or is_given else name
     if name == "xargs":
         return _xargs_reader(argv, start)
     if (interpreter := _interpreter(name)) is not None:
         is_given = any(True for _ in _option_values(argv, start, _INTERPRETERS[interpreter]))
         first = next((word for word in given if word == "-" or not word.startswith("-")), "-")
-        return None if is_given or first != "-" else name
+        if is_given:
+            return None
+        return name if first in _STDIN_FILES or _CONSOLES & {*given} else None
     if name in ("docker", "podman") and "build" in given and "-" in given:
         return f"{name} build"
     if name in ("ssh", "docker", "podman", "kubectl"):
@@ -215,9 +257,41 @@ def stdin_reader(argv: Sequence[str]) -> str | None:
         if inner is not None and inner < len(argv):
             return stdin_reader(argv[inner:])
         return name if name == "ssh" else None
-    if name in ("awk", "sed", "jq", "yq") and any(word in ("-f", "--file") for word in given) and {"-", "/dev/stdin"} & {*given}:
+    if not _STDIN_FILES.isdisjoint(_program_files(name, given)):
         return name
+    if UNKNOWN in name or (name not in _PLAIN and _CONSOLES & {*given}):
+        return _shown_name(name)
     return name if name in _READS_STDIN and not (name == "psql" and any(word in ("-c", "-f") for word in given)) else None
+
+
+def _program_files(name: str, given: Sequence[str]) -> Iterator[str]:
+    """Yield the files with code that options of a program name: `-f FILE`, `--file=FILE`, and `-P FILE` of cmake."""
+    if name == "cmake":
+        options = ("-P",)
+    else:
+        options = _PROGRAM_FILE_OPTIONS if name in _READS_STDIN or name in _FIRST_ARGUMENT or name in READS_ENVIRONMENT else ()
+    for word, following in itertools.zip_longest(given, given[1:], fillvalue=""):
+        option, _, value = word.partition("=")
+        if option in options:
+            yield value or following
+        elif word[:2] in options and word[2:]:
+            yield word[2:]
+
+
+def environment_reader(argv: Sequence[str]) -> str | None:
+    """Return the program of a command that pastes variables of its environment into code, or None."""
+    start = _command_start(argv, 0)
+    name = program_name(argv[start]) if start < len(argv) else ""
+    return name if name in READS_ENVIRONMENT else None
+
+
+def prints_environment(argv: Sequence[str]) -> bool:
+    """Return whether a command prints the values of its environment."""
+    start = _command_start(argv, 0)
+    if start >= len(argv):
+        return "env" in map(program_name, argv)
+    name, lists_variables = program_name(argv[start]), all(word == "-p" for word in argv[start + 1 :])
+    return name in ("printenv", "envsubst", "gomplate") or (name in ("set", "export", "declare", "typeset") and lists_variables)
 
 
 def program_file(argv: Sequence[str]) -> str | None:
@@ -231,15 +305,21 @@ def program_file(argv: Sequence[str]) -> str | None:
         return None if file is None else argv[file]
     if name in ("source", ".") or _interpreter(name) is not None:
         return next((word for word in argv[start + 1 :] if not word.startswith("-")), None)
-    for option in _PROGRAM_FILE_OPTIONS if name in _READS_STDIN or name in _FIRST_ARGUMENT or name in ("make", "gmake") else ():
-        if option in argv[start:-1]:
-            return argv[argv.index(option, start) + 1]
-    return argv[start]
+    return next(_program_files(name, argv[start + 1 :]), argv[start])
 
 
 def program_name(word: str) -> str:
     """Return the name of the program that a word starts: `bash` for `/usr/bin/bash`."""
-    return word.replace("\\", "/").rpartition("/")[2].removesuffix(".exe")
+    return word.replace("\\", "/").rpartition("/")[2].partition("@")[0].removesuffix(".exe")
+
+
+def _shown_name(name: str) -> str:
+    return name.replace(UNKNOWN, "$")
+
+
+def _is_unknown_program(name: str) -> bool:
+    """Return whether only the run of the script tells which program this is: `$SHELL`, `$(which bash)`, `/bin/b*sh`."""
+    return UNKNOWN in name or any(mark in name for mark in "*?")
 
 
 def _code_arguments(argv: Sequence[str], start: int, depth: int) -> Iterator[CodeArgument]:
@@ -249,6 +329,9 @@ def _code_arguments(argv: Sequence[str], start: int, depth: int) -> Iterator[Cod
     name = program_name(argv[start])
     if _chooses_the_program(argv[start]):
         yield CodeArgument(start, "the shell, as the name of a program")
+        return
+    if _is_unknown_program(name):
+        yield from (CodeArgument(index, f"`{_shown_name(name)}`", "shell") for index in range(start + 1, len(argv)))
         return
     yield from _own_code(argv, start, name)
     inner = _inner_start(argv, start)
@@ -308,6 +391,9 @@ def _own_code(argv: Sequence[str], start: int, name: str) -> Iterator[CodeArgume
         yield from (CodeArgument(index + 1, f"`{name} -v`") for index in range(start + 1, len(argv) - 1) if argv[index] == "-v")
     elif name == "compgen":
         yield from (CodeArgument(index, f"`{name}`") for index in range(start + 1, len(argv)))
+    elif name in _SHELL_VERBS:
+        place = next((index for index in range(start + 1, len(argv)) if argv[index] in _SHELL_VERBS[name]), len(argv))
+        yield from (CodeArgument(index, f"`{name} {argv[place]}`", "shell") for index in range(place + 1, len(argv)))
     elif name in ("bq", "redis-cli", "tmux", "rails", "drush", "wp"):
         yield from _after_verb(argv, start, name)
     elif name == "gh":
@@ -507,8 +593,10 @@ def _nested_code(argv: Sequence[str], start: int) -> Iterator[CodeArgument]:
     """Yield the code in a command that an unknown program may run: `retry 3 bash -c …`."""
     for index in range(start, len(argv)):
         name = program_name(argv[index])
-        if name in _SHELLS:
+        if name in _SHELLS or _is_unknown_program(name):
             yield from (found for found in _shell_code(argv, index) if found.language)
+        elif name in _NESTED:
+            yield from _own_code(argv, index, name)
         elif (interpreter := _interpreter(name)) is not None:
             for place, option in _option_values(argv, index, _INTERPRETERS[interpreter]):
                 yield CodeArgument(place, f"`{name} {option}`")
@@ -534,7 +622,10 @@ def _xargs_reader(argv: Sequence[str], start: int) -> str | None:
 PROGRAM_OF_ENVIRONMENT: Mapping[str, str] = dict.fromkeys(
     _words(
         "BASH_ENV PS4 PROMPT_COMMAND LD_PRELOAD GIT_SSH_COMMAND GIT_SSH GIT_EDITOR GIT_PAGER GIT_EXTERNAL_DIFF EDITOR VISUAL PAGER "
-        "NODE_OPTIONS PERL5OPT RUBYOPT PYTHONSTARTUP MAKEFLAGS RSYNC_RSH"
+        "NODE_OPTIONS PERL5OPT PERL5DB RUBYOPT PYTHONSTARTUP MAKEFLAGS GNUMAKEFLAGS RSYNC_RSH LD_AUDIT GIT_SEQUENCE_EDITOR GIT_ASKPASS "
+        "GIT_PROXY_COMMAND GIT_CONFIG_PARAMETERS SSH_ASKPASS MANPAGER PSQL_PAGER LESSOPEN LESSCLOSE BROWSER JAVA_TOOL_OPTIONS "
+        "_JAVA_OPTIONS JDK_JAVA_OPTIONS MAVEN_OPTS GRADLE_OPTS JAVA_OPTS RUSTC_WRAPPER RUSTC_WORKSPACE_WRAPPER FZF_DEFAULT_COMMAND "
+        "TAR_OPTIONS"
     ),
     "the programs that read this variable",
 )

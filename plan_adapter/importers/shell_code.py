@@ -5,15 +5,18 @@ may have reached counts as a value, and so does the output of a command that has
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from plan_adapter.importers.programs import (
     PROGRAM_OF_ENVIRONMENT,
     SPLIT_VALUE,
+    UNKNOWN,
     VALUE,
     code_arguments,
     contains_value,
+    environment_reader,
+    prints_environment,
     program_file,
     program_name,
     stdin_reader,
@@ -33,16 +36,15 @@ from plan_adapter.importers.shell_syntax import (
 
 _DECLARING = frozenset({"declare", "typeset", "local", "export", "readonly"})
 _NAMING = frozenset({"read", "mapfile", "readarray", "unset", "getopts"})
-_PRINTING = frozenset({"echo", "printf", "cat", "tee"})
+_PRINTING = frozenset({"echo", "printf", "cat", "tee", "envsubst"})
+_COPYING = frozenset({"cp", "mv", "ln", "install", "rsync", "scp", "dd"})
+_SHELLS_WITH_ENV = frozenset({"sh", "dash", "ksh", "mksh", "ash"})
 _PROGRAM_FILE = re.compile(
     r".*\.(sh|bash|zsh|py|pl|rb|js|mjs|cjs|ts|php|lua|ps1|bat|cmd|sql|awk|sed|mk)|(.*/)?(Makefile|Dockerfile|\.(bash|zsh|ksh)?(rc|_?profile))"
 )
 _PLACES = tuple("123456789@*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _MOST_ROUNDS = 20
-_UNKNOWN = "\ue002"
-"""The mark in a word for unknown text that is not a value. The name of the variable follows it."""
-
 _SIGNS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 
 
@@ -54,31 +56,45 @@ class CodeUse:
     program: str
 
 
-def value_as_code(script: str, variables: Collection[str]) -> CodeUse | None:
+def value_as_code(script: str, variables: Collection[str], *, environment: Collection[str] = ()) -> CodeUse | None:
     """Return the first place where a script reads the value of one of `variables` as code, or None.
 
-    Raises UnreadableScriptError if the script is not understood.
+    A program that pastes its environment into code, such as make, counts for those of `variables` that are in `environment`, too. Raises
+    UnreadableScriptError if the script is not understood.
     """
-    return _Search({*variables}, _MOST_ROUNDS).run(read_script(script))
+    return _Search({*variables}, {*environment}, _MOST_ROUNDS).run(read_script(script))
 
 
 @dataclass(slots=True)
 class _Search:
     tainted: set[str]
+    exported: set[str]  # variables that programs see, as far as they may be tainted
     depth: int
     files: set[str] = field(default_factory=set[str])  # written with a value
     functions: set[str] = field(default_factory=set[str])
     integers: set[str] = field(default_factory=set[str])  # declare -i
+    literals: dict[str, set[str]] = field(default_factory=dict[str, set[str]])  # by variable: the texts that are assigned to it
     found: list[CodeUse] = field(default_factory=list[CodeUse])
 
     def run(self, script: Script) -> CodeUse | None:
         for _ in range(_MOST_ROUNDS):
-            before = (len(self.tainted), len(self.files), len(self.functions), len(self.integers))
+            before = self._size()
             self.found.clear()
             self._script(script, stdin=False)
-            if before == (len(self.tainted), len(self.files), len(self.functions), len(self.integers)):
+            if before == self._size():
                 break
         return self.found[0] if self.found else None
+
+    def _size(self) -> list[int]:
+        found = (self.tainted, self.exported, self.files, self.functions, self.integers, *self.literals.values())
+        return [len(self.literals), *map(len, found)]
+
+    def _taint(self, names: Iterable[str], words: list[Word]) -> None:
+        """Record that variables may have a value. `words` are where it comes from."""
+        for name in names:
+            self.tainted.add(name)
+            if name in PROGRAM_OF_ENVIRONMENT:
+                self._report(words, PROGRAM_OF_ENVIRONMENT[name])
 
     # Each of these returns whether the output may contain a value.
 
@@ -120,7 +136,7 @@ class _Search:
                     self.functions.add(command.name)
                 texts = [self._text(word) for word in command.words]
                 if command.kind == "for" and any(contains_value(text) for text in texts):
-                    self.tainted.add(command.name)
+                    self._taint([command.name], command.words)
                 output = self._bodies(command, stdin=stdin)
         for word in [*command.words, *(redirect.word for redirect in command.redirects)] if output else ():
             for part in word:
@@ -139,12 +155,24 @@ class _Search:
         if "/dev/" in file or "GITHUB_" in file:
             return
         self.files.add(file.removeprefix("./"))
-        is_text = command.kind != "simple" or not command.words or self._text(command.words[0]) in _PRINTING
-        if is_text and _PROGRAM_FILE.fullmatch(file.replace(_UNKNOWN, "")):
+        is_text = command.kind != "simple" or not command.words or self._text(command.words[0]) in _PRINTING | _COPYING
+        if is_text and _PROGRAM_FILE.fullmatch(file.replace(UNKNOWN, "")):
             self._report([*command.words, *(redirect.word for redirect in command.redirects)], f"the program in `{_shown(file)}`")
 
     def _is_written(self, file: str) -> bool:
         return file.removeprefix("./") in self.files
+
+    def _runs_written(self, file: str) -> bool:
+        """Return whether a file that is run may be one that was written, in whatever folder each command works."""
+        return file.rpartition("/")[2] in {written.rpartition("/")[2] for written in self.files}
+
+    def _copy(self, given: list[str], command: Command) -> None:
+        """Record that what a program copies from a written file has a value."""
+        files = [text.removeprefix("if=").removeprefix("of=") for text in given if not text.startswith("-")]
+        for source in files:
+            for target in files if self._is_written(source) else ():
+                self._write(target, command)
+                self._write(f"{target.rstrip('/')}/{source.rpartition('/')[2]}", command)
 
     # Simple commands.
 
@@ -155,8 +183,13 @@ class _Search:
         if not argv:
             return False
         name = program_name(argv[0])
+        self.exported.update(assignment.name for assignment in command.assignments)
         if name not in ("echo", "printf"):  # `env NAME=…`, `docker run -e NAME=…`
-            self.tainted.update(text.partition("=")[0] for text in argv if _ASSIGNMENT.match(text) and contains_value(text))
+            for word, text in zip(command.words, argv, strict=True):
+                if _ASSIGNMENT.match(text) and contains_value(text):
+                    self._taint([text.partition("=")[0]], [word])
+                    self.exported.add(text.partition("=")[0])
+        self._environment(name, argv)
         for found in code_arguments(argv):
             if contains_value(argv[found.index]):
                 self._report([command.words[found.index]], found.program)
@@ -167,16 +200,28 @@ class _Search:
                 self._report([redirect.word for redirect in command.redirects], f"`{reader}`, as its input")
             for text in documents if reader in ("bash", "sh", "zsh", "dash") else ():
                 self._nested(text, is_called_with_value=any(map(contains_value, argv[1:])))
-        if (file := program_file(argv)) is not None and self._is_written(file):
+        if (file := program_file(argv)) is not None and self._runs_written(file):
             self._report([], f"the program in `{_shown(file)}`")
         self._shell_builtin(name, argv, command, stdin=stdin)
+        if name in _COPYING:
+            self._copy(argv[1:], command)
         has_value = any(map(contains_value, argv[1:])) or any(map(self._is_written, argv[1:]))
         if name in self.functions and has_value:
             self.tainted.update(_PLACES)
-        if name == "tee" and (has_value or stdin):
+        if prints_environment(argv) and not self.exported.isdisjoint(self.tainted):
+            return True
+        if name in ("tee", "dd") and (has_value or stdin):
             for file in argv[1:]:
-                self._write(file, command)
+                self._write(file.removeprefix("of="), command)
         return has_value or stdin or (name in self.functions and not self.tainted.isdisjoint(_PLACES))
+
+    def _environment(self, name: str, argv: list[str]) -> None:
+        """Report a value in the environment of a program that reads its environment as code."""
+        values = sorted(self.exported & self.tainted)
+        if values and (reader := environment_reader(argv)) is not None:
+            self.found.append(CodeUse(values[0], f"`{reader}`, which reads its environment"))
+        if "ENV" in values and name in _SHELLS_WITH_ENV and any(re.fullmatch("-[A-Za-z]*i[A-Za-z]*", text) for text in argv):
+            self.found.append(CodeUse("ENV", f"`{name} -i`"))
 
     def _shell_builtin(self, name: str, argv: list[str], command: Command, *, stdin: bool) -> None:
         if name in _DECLARING:
@@ -186,7 +231,9 @@ class _Search:
                 if contains_value(variable) or (contains_value(value) and re.search("[aAin]", flags)):
                     self._report([word], f"`{name}`")
                 elif contains_value(value):
-                    self.tainted.add(variable.removesuffix("+"))
+                    self._taint([variable.removesuffix("+")], [word])
+                if name == "export" or "x" in flags:
+                    self.exported.add(variable.removesuffix("+"))
                 if "i" in flags:
                     self.integers.add(variable)
         elif name in _NAMING:
@@ -195,12 +242,12 @@ class _Search:
                 if contains_value(text) and name != "getopts":
                     self._report([word], f"`{name}`")
             if stdin and name != "unset":
-                self.tainted.update(names or ("REPLY", "MAPFILE"))
+                self._taint(names or ("REPLY", "MAPFILE"), [])
         elif name == "printf" and len(argv) > 2 and argv[1] == "-v":
             if contains_value(argv[2]):
                 self._report([command.words[2]], "`printf -v`")
             elif any(map(contains_value, argv[3:])):
-                self.tainted.add(argv[2])
+                self._taint([argv[2]], command.words[3:])
         elif name == "set" and any(map(contains_value, argv[1:])):
             self.tainted.update(_PLACES)
         elif name == "let":
@@ -214,9 +261,9 @@ class _Search:
         if assignment.index:
             self._arithmetic(assignment.index, f"{assignment.name}[…]=")
         if any(map(contains_value, texts)):
-            self.tainted.add(assignment.name)
-            if assignment.name in PROGRAM_OF_ENVIRONMENT:
-                self._report(assignment.words, PROGRAM_OF_ENVIRONMENT[assignment.name])
+            self._taint([assignment.name], assignment.words)
+        elif not any(UNKNOWN in text for text in texts):
+            self.literals.setdefault(assignment.name, set()).add(" ".join(texts))
         if assignment.name in self.integers:
             for word in assignment.words:
                 self._arithmetic(word, "declare -i")
@@ -224,10 +271,12 @@ class _Search:
     def _nested(self, script: str, *, is_called_with_value: bool) -> None:
         if self.depth == 0:
             return
-        script = script.replace(_UNKNOWN, "")
+        for text in self.literals.get(script.removeprefix(UNKNOWN), ()) if script.startswith(UNKNOWN) else ():
+            self._nested(text, is_called_with_value=is_called_with_value)
+        script = script.replace(UNKNOWN, "")
         names = {*self.tainted, *(_PLACES if is_called_with_value else ())} | ({"0"} if is_called_with_value else set[str]())
         try:
-            found = _Search(names, self.depth - 1, {*self.files}).run(read_script(script))
+            found = _Search(names, names & self.exported, self.depth - 1, {*self.files}).run(read_script(script))
         except UnreadableScriptError:
             named = next((name for name in sorted(names) if name.isidentifier() and re.search(rf"\b{name}\b", script)), None)
             found = None if named is None else CodeUse(named, "a script inside it that is not understood")
@@ -273,10 +322,10 @@ class _Search:
                 return part.text
             case Arithmetic():
                 self._arithmetic(part.word, "$(( ))")
-                return f"{_UNKNOWN}number"
+                return f"{UNKNOWN}number"
             case Output():
                 is_value = self._script(part.script, stdin=False)
-                return (VALUE if part.is_quoted else SPLIT_VALUE) if is_value else f"{_UNKNOWN}{'file' if part.is_file else 'output'}"
+                return (VALUE if part.is_quoted else SPLIT_VALUE) if is_value else f"{UNKNOWN}{'file' if part.is_file else 'output'}"
             case Variable():
                 return self._variable(part)
 
@@ -292,14 +341,14 @@ class _Search:
         if part.operator == ":":
             self._arithmetic(part.argument, f"${{{part.name}:…}}")
         if part.operator in (":=", "=") and contains_value(argument):
-            self.tainted.add(part.name)
+            self._taint([part.name], [part.argument])
         if part.operator == "#":
-            return f"{_UNKNOWN}length"
+            return f"{UNKNOWN}length"
         if part.operator in (":+", "+"):
             is_value = False
         if is_value or contains_value(argument):
             return VALUE if part.is_quoted else SPLIT_VALUE
-        return f"{_UNKNOWN}{part.name}"
+        return f"{UNKNOWN}{part.name}"
 
     # Findings.
 
@@ -321,4 +370,4 @@ class _Search:
 
 
 def _shown(text: str) -> str:
-    return text.replace(_UNKNOWN, "$").replace(VALUE, "…").replace(SPLIT_VALUE, "…")
+    return text.replace(UNKNOWN, "$").replace(VALUE, "…").replace(SPLIT_VALUE, "…")

@@ -1,7 +1,8 @@
 """Reads the text of a shell script into commands, words and expansions: what bash does, as far as it decides what becomes of a value."""
 
+import itertools
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -89,6 +90,10 @@ _REDIRECT = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>>|>&|>\||<(?!\()|>(?
 _FUNCTION = re.compile(r"(?:function\s+([^\s(){};]+)\s*(?:\(\s*\))?|([^\s(){};&|<>$`'\"=]+)[ \t]*\([ \t]*\))")
 _WORD_END = frozenset(" \t\n;&|()<>")
 _MOST_DEPTH = 60
+_MOST_WORDS = 64  # of one brace expansion
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "v": "\v"}
+_BRACE_TOKEN = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\{[^}]*\}|.", re.DOTALL)
 
 
 def read_script(text: str) -> Script:
@@ -348,7 +353,7 @@ class _Reader:
                 break
             if not command.words and self._read_assignment(command):
                 continue
-            command.words.append(self._word())
+            command.words += self._expanded_words()
         if self.at == start:
             raise self._error()
         return command
@@ -427,6 +432,16 @@ class _Reader:
             words.append(self._word())
 
     # Words.
+
+    def _expanded_words(self) -> list[Word]:
+        """Return the words that the next one becomes by brace expansion: `a{b,c}` is `ab ac`."""
+        start, word = self.at, self._word()
+        written = self.text[start : self.at]
+        texts = list(itertools.islice(_expand_braces(written), _MOST_WORDS)) if "{" in written else [written]
+        return [word] if texts == [written] else [_Reader(text, self.depth + 1).expanded_word() for text in texts if text]
+
+    def expanded_word(self) -> Word:
+        return self._word()
 
     def _word(self) -> Word:
         start = self.at
@@ -524,7 +539,7 @@ class _Reader:
             end = self.at + 2
             while end < len(self.text) and self.text[end] != "'":
                 end += 2 if self.text[end] == "\\" else 1
-            found = Text(self.text[self.at + 2 : end].replace("\\n", "\n").replace("\\t", "\t").replace("\\'", "'"))
+            found = Text(_ESCAPE.sub(_unescape, self.text[self.at + 2 : end]))
             self.at = end + 1
             return found
         if self._starts('$"') and not quoted:
@@ -586,6 +601,33 @@ class _Reader:
                 return None
             self.at += 1
         return None
+
+
+def _unescape(found: re.Match[str]) -> str:
+    """Return the character that an escape inside `$'…'` stands for."""
+    code = found[1]
+    if code[0] in "xuU" and len(code) > 1:
+        return chr(min(int(code[1:], 16), 0x10FFFF))
+    return chr(int(code, 8)) if code[0] in "01234567" else _ESCAPED.get(code, code)
+
+
+def _expand_braces(word: str) -> Iterator[str]:
+    """Yield what a word becomes by its first `{a,b}` outside quotes, and by those after it."""
+    parts = _BRACE_TOKEN.findall(word)
+    for start in (index for index, part in enumerate(parts) if part == "{"):
+        depth, cuts = 0, [start]
+        for index in range(start, len(parts)):
+            depth += (parts[index] == "{") - (parts[index] == "}")
+            if parts[index] == "," and depth == 1:
+                cuts.append(index)
+            if depth == 0:
+                cuts.append(index)
+                break
+        if depth == 0 and len(cuts) > 2:
+            for left, right in itertools.pairwise(cuts):
+                yield from _expand_braces("".join([*parts[:start], *parts[left + 1 : right], *parts[cuts[-1] + 1 :]]))
+            return
+    yield word
 
 
 def _ends_word(reader: _Reader) -> bool:

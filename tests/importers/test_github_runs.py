@@ -52,6 +52,12 @@ AS_CODE = [
     "sed -i 's/a/${{ github.event.issue.title }}/' file",
     "python3 -c 'print(\"${{ github.event.issue.title }}\")'",
     "make VERSION='${{ github.event.issue.title }}'",
+    '$SHELL -c "echo ${{ github.event.issue.title }}"',
+    '{bash,-c,"echo ${{ github.event.issue.title }}"}',
+    'export BASH_ENV="${{ github.event.issue.title }}"; bash -c true',
+    'V="${{ github.event.issue.title }}" make',
+    'echo "${{ github.event.issue.title }}" > a.txt; cp a.txt b.txt; sh b.txt',
+    "heroku run '${{ github.event.issue.title }}'",
 ]
 
 
@@ -85,6 +91,9 @@ def test_no_value_of_an_imported_script_is_run(title: str, folder: Path) -> None
         ("echo $((TITLE))", "env: {TITLE: '${{ inputs.title }}'}", "arithmetic"),
         ("true", "env: {BASH_ENV: '${{ github.event.issue.title }}'}", "the programs that read this variable"),
         ('eval "echo $GITHUB_HEAD_REF"', "", "`eval`"),
+        ("make", "env: {CC: '${{ github.event.issue.title }}'}", "`make`, which reads its environment"),
+        ("cd app\njust release", "env: {CC: '${{ github.event.issue.title }}'}", "`just`, which reads its environment"),
+        ("envsubst < script | sh", "env: {A: '${{ github.event.issue.title }}'}", "`sh`, as its input"),
     ],
 )
 def test_a_value_that_reaches_code_through_a_variable_is_refused(text: str, fields: str, reader: str) -> None:
@@ -106,6 +115,11 @@ def test_what_the_workflow_itself_says_may_be_code(text: str, fields: str, expec
     results = [step.result for step in record.steps] + [item.result for step in record.steps for item in step.items]
     assert record.status == "completed"
     assert any(expected in str(result) for result in results)
+
+
+def test_make_gets_a_secret_in_its_environment() -> None:
+    plan, _ = script("make", "env: {TOKEN: '${{ secrets.TOKEN }}'}")
+    assert plan.steps[0].parameters["command"] == "make\n"
 
 
 def test_numbers_choices_and_counters_may_be_computed_with() -> None:

@@ -153,6 +153,64 @@ CODE = [
     'local Y="$X"; eval $Y',
     'ansible all -m shell -a "echo $X"',
     'nohup sh -c "echo $X" &',
+    '$SHELL -c "echo $X"',
+    '"$BASH" -c "echo $X"',
+    '${SHELL:-bash} -c "echo $X"',
+    '$(which bash) -c "echo $X"',
+    '`command -v bash` -c "echo $X"',
+    'sudo -u app $SHELL -c "echo $X"',
+    'S=bash; $S -c "echo $X"',
+    'PY=python3; "$PY" -c "print(\'$X\')"',
+    'A=(bash -c); "${A[@]}" "echo $X"',
+    'set -- bash -c; "$@" "echo $X"',
+    'echo "echo $X" | $SHELL',
+    "$SHELL <<EOF\necho $X\nEOF",
+    '/bin/b*sh -c "echo $X"',
+    '{bash,-c,"echo $X"}',
+    'bash {-e,-c} "echo $X"',
+    r"""$'\x62ash' -c "echo $X" """,
+    '"$SHELL" -c \'eval "$X"\'',
+    'retry 3 $SHELL -c "echo $X"',
+    """CODE='eval "$X"'; eval "$CODE\"""",
+    'export BASH_ENV="$X"; bash -c "echo hi"',
+    'BASH_ENV="$X"; export BASH_ENV',
+    'declare -x GIT_SSH_COMMAND="$X"',
+    'export GIT_SSH_COMMAND="$X"; git ls-remote origin',
+    'read -r PAGER <<< "$X"',
+    'printf -v EDITOR %s "$X"',
+    'env LD_AUDIT="$X" ls',
+    'for GIT_PAGER in "$X"; do git log; done',
+    'ENV="$X" sh -ic "echo hi"',
+    'V="$X" make',
+    'export V="$X"\nsudo make install',
+    "time make all",
+    "cd app && make",
+    "just release",
+    'just release "$X"',
+    "make -f - <<EOF\nall:\n\techo $X\nEOF",
+    'echo "all: ; echo $X" | make --file=/dev/stdin',
+    'echo "$X" > a.txt; cp a.txt b.txt; sh b.txt',
+    'echo "$X" > a.txt; mv a.txt b.sh; sh b.sh',
+    'echo "$X" > a.txt; install -m 755 a.txt bin/; ./bin/a.txt',
+    'echo "$X" > out/a; cd out; sh ./a',
+    'dd if=/dev/stdin of=/tmp/a <<< "$X"; cp /tmp/a b; source b',
+    "echo 'echo $X' | envsubst | sh",
+    "env | sh",
+    "export -p > vars; . vars",
+    'heroku run "echo $X"',
+    'heroku run -a app -- "$X"',
+    'adb shell "echo $X"',
+    'lftp -e "get $X" host',
+    'hyperfine "run $X"',
+    'npx concurrently "run $X"',
+    'npx -y concurrently@8 "run $X"',
+    'yarn concurrently "run $X"',
+    "jshell <<EOF\nint x = $X;\nEOF",
+    "cmake -P /dev/stdin <<EOF\nmessage($X)\nEOF",
+    'echo "$X" | terraform console',
+    'echo "$X" | python manage.py shell',
+    'bash /dev/stdin <<< "$X"',
+    'python3 /dev/stdin <<< "$X"',
 ]
 """Scripts that read the value of `X` as code."""
 
@@ -206,6 +264,15 @@ DATA = [
     'pip install "a==$X"',
     "mvn -B -Drevision=$X deploy",
     'grep -c "$X" f || true',
+    '$TOOL --version; echo "$X"',
+    'export VERSION="$X"; ./build',
+    'ENV="$X" sh -c "echo hi"',
+    "env | sort",
+    'echo "$X" > a.txt; cp a.txt b.txt; cat b.txt',
+    """echo '{"a": "x", "b": "'$X'"}'""",
+    'mkdir -p {a,b}/"$X"',
+    'title="$X"; echo make',
+    'x=1; echo "$x" > run.txt; sh run.txt; echo "$X"',
     '{ echo "a<<EOF"; echo "$X"; echo EOF; } >> "$GITHUB_OUTPUT"',
 ]
 """Scripts that pass the value of `X` on as data."""
@@ -213,17 +280,17 @@ DATA = [
 
 @pytest.mark.parametrize("script", CODE)
 def test_a_value_in_code_is_found(script: str) -> None:
-    assert value_as_code(script, {"X"}) is not None
+    assert value_as_code(script, {"X"}, environment={"X"}) is not None
 
 
 @pytest.mark.parametrize("script", DATA)
 def test_a_value_in_data_is_no_code(script: str) -> None:
-    assert value_as_code(script, {"X"}) is None
+    assert value_as_code(script, {"X"}, environment={"X"}) is None
 
 
 @pytest.mark.parametrize("script", CODE)
 def test_the_same_script_without_a_value_is_no_code(script: str) -> None:
-    assert value_as_code(script, {"OTHER"}) is None
+    assert value_as_code(script, ()) is None
 
 
 @pytest.mark.parametrize("script", ["$(touch pwned)", "a[$(touch pwned)]", "touch pwned"])

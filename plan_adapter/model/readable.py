@@ -3,7 +3,7 @@
 import json
 import re
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -19,7 +19,7 @@ MASK = "***"
 """The replacement for a secret."""
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-_BLOCK_START = re.compile(r"[#>+=|-]|\*[ *]|`{3}|~{3}")  # the start of a line that is not a paragraph
+_BLOCK_START = re.compile(r"[#>+=|-]|\*[ *]|~{3}")  # the start of a line that is not a paragraph
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")  # emoji and several scripts need them between two of their own letters
 _UNSEEN = re.compile(  # invisible in text that people read as ASCII: joiners, variation selectors, other marks without a form
@@ -33,7 +33,7 @@ _SPECIAL = re.compile(r"[\\*\[\]<|~`]|(?<=\])\(|&(?=[#A-Za-z])|(?<![^\W_])_|_(?!
 _ACTIVE = re.compile(r"[\\<\[\]]|(?<=\])\(|&(?=[#A-Za-z])")  # an entity would restore the characters that `one_line` makes visible
 _ESCAPE = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|\\([!-/:-@\[-`{-~])")  # inline code, or a character after a backslash
 _LINE_START = re.compile(r"\d{1,9}(?=[.)])|(?=[#>+=-])")  # before the character that starts a heading, quote, list or rule
-_LINKED = re.compile(r"://|www\.|@|\b(?:mailto|xmpp):", re.IGNORECASE)  # GFM turns these into links by itself
+_LINKED = re.compile(r"://|www\.|[\w.+-]@[\w-]+\.|\b(?:mailto|xmpp):", re.IGNORECASE)  # GFM turns these into links by itself
 _EXPRESSION = re.compile(r"\$\{\{.*?\}\}", re.DOTALL)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SECRET_STEMS = re.compile(
@@ -343,8 +343,14 @@ def code(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Return `text` on one line, unable to form a Markdown block, link, HTML or entity. Emphasis and code stay within the line."""
-    shown = _ACTIVE.sub(r"\\\g<0>", one_line(text))
+    """Return `text` on one line, unable to form a Markdown block, link, HTML or entity. Emphasis and code stay within the line.
+
+    Addresses, which GFM would turn into links, become inline code.
+    """
+    parts: list[str] = []
+    for part, is_code in _split_code(one_line(text)):
+        parts += [_escape_active(part)] if is_code else _join_words(part, lambda word: _escape_active(word).replace("`", "\\`"))
+    shown = "".join(_separate_backticks(parts))
     return "\\" + shown if _BLOCK_START.match(shown) else shown
 
 
@@ -354,11 +360,39 @@ def unescaped(markdown: str) -> str:
 
 
 def _escape_words(text: str) -> list[str]:
+    return _join_words(text, lambda word: _SPECIAL.sub(r"\\\g<0>", word))
+
+
+def _escape_active(text: str) -> str:
+    return _ACTIVE.sub(r"\\\g<0>", text)
+
+
+def _join_words(text: str, escape: Callable[[str], str]) -> list[str]:
+    """Return the words and spaces of a text without inline code: addresses as inline code, other words passed through `escape`."""
     parts: list[str] = []
     for number, word in enumerate(text.split(" ")):
         parts += [" "] if number else []
-        parts += [code(word) if _LINKED.search(word) else _SPECIAL.sub(r"\\\g<0>", word)] if word else []
+        parts += [code(word) if _LINKED.search(word) else escape(word)] if word else []
     return parts
+
+
+def _split_code(line: str) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a line of Markdown, and whether each is inline code: from a run of backticks to the next one as long."""
+    runs, begin = [*_TICKS.finditer(line)], 0
+    later = dict[int, list[re.Match[str]]]()
+    for run in reversed(runs):
+        later.setdefault(len(run[0]), []).append(run)
+    for run in runs:
+        same = later[len(run[0])]
+        if run is same[-1]:
+            same.pop()
+        if run.start() < begin or not same:
+            continue
+        end = same[-1].end()
+        yield line[begin : run.start()], False
+        yield line[run.start() : end], True
+        begin = end
+    yield line[begin:], False
 
 
 def _separate_backticks(parts: list[str]) -> list[str]:

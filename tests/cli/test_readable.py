@@ -79,8 +79,25 @@ def test_text_cannot_close_its_code_fence(text: str) -> None:
 
 def test_prose_is_not_interpreted_as_markdown_or_html() -> None:
     assert prose("# no heading <script> ![x](y)\n\n- item") == r"\# no heading \<script> !\[x\]\(y) - item"
-    assert prose("``` open") == r"\``` open"
+    assert prose("``` open") == r"\`\`\` open"
     assert prose("`b` failed & *that* is my_text") == r"`b` failed & *that* is my_text"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see https://a.example/q.", "see `https://a.example/q.`"),
+        ("www.a.example and a.b@c.example, not @ana or a@b", "`www.a.example` and `a.b@c.example,` not @ana or a@b"),
+        ("`curl http://a` then ``http://b ` c``", "`curl http://a` then ``http://b ` c``"),
+        ("one ` http://a", r"one \` `http://a`"),
+        ("`a`http://b`c`", "`a` `http://b` `c`"),
+        ("```http://a``` b", "```http://a``` b"),
+        ("``` `a` http://b", r"\`\`\` `a` `http://b`"),
+        ("**http://a** [b](http://c)", r"`**http://a**` `[b](http://c)`"),
+    ],
+)
+def test_an_address_in_prose_becomes_code(text: str, shown: str) -> None:
+    assert prose(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -202,11 +219,12 @@ def test_no_text_takes_quadratic_time(text: str) -> None:
     redacted({"password": text, "other": text})
     code(text)
     fenced(text)
+    prose(text)
     words(text)  # quadratic time would exceed pytest's timeout
 
 
 @pytest.mark.parametrize(
-    "text", ["--yes", "<b>web</b>", "a [link](http://x)", "1 < 2 & 3 > 2 &amp;", r"C:\temp\*", "`a` and `` `b` ``", "请重启 *all*"]
+    "text", ["--yes", "<b>web</b>", "a [link](/x)", "1 < 2 & 3 > 2 &amp;", r"C:\temp\*", "`a` and `` `b` ``", "请重启 *all*"]
 )
 def test_unescaping_prose_returns_the_text(text: str) -> None:
     assert unescaped(prose(text)) == text

@@ -47,6 +47,7 @@ HOSTILE = {
     "a terminal": "\x1b[2J\x1b[31mred\x1b]8;;http://evil.example\x07click\x9b31m\x08\x7f",
     "Markdown": "all is well\n\n## Approve nothing?\n\n[all details](javascript:alert(1)) ![p](http://evil.example/p.png)",
     "HTML": "<script>alert(1)</script><img src=x onerror=alert(1)></details><div hidden>&#x202e;&lt;b&gt;",
+    "addresses": "see https://evil.example/q,http://evil.example or www.evil.example, `a`https://evil.example`b` ` x@evil.example",
     "references": "[all][r]\n\n[r]: javascript:alert(1)\n\n> ana approved this\n\n---\n",
 }
 ALL = " ".join(HOSTILE.values())
@@ -54,6 +55,8 @@ MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethro
 ACTIVE = re.compile(
     r"<(?!/?(?:details|summary|b)\b)[a-z!/][^>]*(?:javascript:|onerror|evil\.example)|<(?:script|img|iframe|div|h2>Approve nothing)\b"
 )
+LINKED = re.compile(r"(?:https?|ftp)://|www\.|[\w.+-]@[\w-]+\.", re.IGNORECASE)
+"""What GFM, and so both of Prefect's UIs, turns into a link anywhere but in code."""
 DATA = ("parameters", "default", "enum", "labels.plan_adapter.keyset")
 """Values that are no text: they must arrive unchanged."""
 
@@ -88,7 +91,13 @@ class Requests:
                 continue
             assert visible(text) == text, (place, text)
             if place.endswith((".description", ".data", "-description", ".title")):
-                assert not ACTIVE.search(MARKDOWN.render(text)), (place, text)
+                assert not is_active(text), (place, text)
+
+
+def is_active(text: str) -> bool:
+    """Return whether the Markdown `text` has links, pictures or HTML of others, or would with the addresses that GFM links."""
+    inline = [part for block in MARKDOWN.parse(text) for part in block.children or ()]
+    return bool(ACTIVE.search(MARKDOWN.render(text))) or any(part.type == "text" and LINKED.search(part.content) for part in inline)
 
 
 def _texts(value: Any, at: str) -> Iterator[tuple[str, str]]:
@@ -301,9 +310,8 @@ def test_the_fields_of_a_form_neither_hide_nor_link_anything(text: str) -> None:
     for schema in (form_schema(fields), build_form(request).model_json_schema()):
         for place, value in _texts(schema, ""):
             assert visible(value) == value, place
-            assert "](" not in value or ".default" in place, place
             if place.endswith((".title", ".description")):
-                assert not ACTIVE.search(MARKDOWN.render(value)), place
+                assert not is_active(value), place
 
 
 def test_a_default_with_hidden_characters_is_described_and_still_taken() -> None:

@@ -62,7 +62,7 @@ def load_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "Execu
         plan, problems = documents.read_source(source)
         if plan is None or not pin_files(plan):
             return _require_valid(plan, problems)
-    from plan_adapter.runner import run_sync  # imports SQLAlchemy
+    from plan_adapter.execution.sync_twin import run_sync  # imports anyio
 
     return run_sync(aload_plan(source, store=store), twin="aload_plan")
 

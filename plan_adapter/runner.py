@@ -3,15 +3,15 @@
 Inside a running event loop, use the async twin of a function: `arun_plan` for `run_plan`, and so on.
 """
 
-import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
+from plan_adapter.execution.sync_twin import run_sync
 from plan_adapter.gates.approval import Approver, os_user, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.gates.identity import identity_of_account
@@ -55,8 +55,6 @@ __all__ = [
     "revise_run",
     "run_plan",
 ]
-
-T = TypeVar("T")
 
 
 async def arun_plan(
@@ -381,19 +379,3 @@ def _run_request(approval: Approval | None, approver: Approver | None, hooks: Ho
     is_form = isinstance(approver, PrefectApprover)
     run_request = RunRequest(approval, None if is_form else approver, asks_in_form=is_form, hooks=hooks or Hooks())
     return run_request if by is None else replace(run_request, requested_by=by)
-
-
-def run_sync(work: Coroutine[Any, Any, T], *, twin: str) -> T:
-    """Return the result of `work`. Raises RuntimeError, which names the async `twin`, inside a running event loop."""
-    if _is_in_event_loop():
-        work.close()
-        raise RuntimeError(f"an event loop is running here: await `{twin}` instead")
-    return asyncio.run(work)
-
-
-def _is_in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

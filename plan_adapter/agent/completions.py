@@ -26,8 +26,11 @@ _ENDED = ("stop", "tool_calls", "tool_call", "tool_use", "function_call", "end_t
 _MOST_TOKENS = 10**8
 """No request has as many tokens. A greater count is a fault of the server."""
 
-_WORDS_CHARACTERS = 300
-"""How much is shown of a body that is no answer."""
+_WORDS_CHARACTERS = 10_000
+"""How much is read of a body that is no answer. What is shown of it is cut later, after it has been redacted."""
+
+_FRAME = ("id", "object", "created", "model", "system_fingerprint")
+"""Members of a body that say nothing about why it is no answer."""
 
 
 class BrokenAnswerError(Exception):
@@ -49,6 +52,7 @@ class Completion:
     usage: Usage = field(default_factory=Usage)
     model: str = ""
     reasoning: str = ""  # the server sent it apart from the text
+    reasoning_field: str = ""  # in which field
 
     @property
     def is_cut_off(self) -> bool:
@@ -118,7 +122,8 @@ def _merge_chunks(chunks: Sequence[dict[str, Any]]) -> Completion:
     if not choices:
         raise ServerFaultError(_words(" ".join(json.dumps(chunk, ensure_ascii=False) for chunk in chunks)))
     first = min(_count(choice.get("index")) for choice in choices)
-    usage, text, refusal, reasoning, finish, calls = Usage(), "", "", "", "", _ArgumentCollector()
+    usage, text, refusal, finish, calls = Usage(), "", "", "", _ArgumentCollector()
+    reasoning, reasoning_field, fault = "", "", ""
     for chunk in chunks:
         usage = _read_usage(chunk.get("usage")) or usage  # if several chunks report usage, the last one has the total
     for choice in choices:
@@ -127,20 +132,52 @@ def _merge_chunks(chunks: Sequence[dict[str, Any]]) -> Completion:
         if error := choice.get("error"):
             raise ServerFaultError(_error_words(error))
         part = _mapping(choice.get("delta")) or _mapping(choice.get("message")) or choice
+        fault = fault or _message_fault(choice, part)
         text += _read_text(part.get("content") if part is not choice else part.get("text"))
         refusal += _read_text(part.get("refusal"))
-        reasoning += next((said for name in _REASONING if (said := _read_text(part.get(name)))), "")
+        name, said = next(((name, said) for name in _REASONING if (said := _read_text(part.get(name)))), ("", ""))
+        reasoning, reasoning_field = reasoning + said, reasoning_field or name
         finish = _read_text(choice.get("finish_reason")) or finish
         for call in _items(part.get("tool_calls")):
             calls.add(_mapping(call))
         if function := _mapping(part.get("function_call")):
             calls.add({"index": "function_call", "function": function})
     model = next((name for chunk in chunks if isinstance(name := chunk.get("model"), str) and name), "")
-    found = Completion(text, refusal, tuple(dict.fromkeys(calls.arguments)), finish, usage, model, reasoning)
+    found = Completion(text, refusal, tuple(dict.fromkeys(calls.arguments)), finish, usage, model, reasoning, reasoning_field)
     is_empty = not any(said.strip() for said in (text, refusal, reasoning, *found.calls))
-    if is_empty and finish and not (found.is_cut_off or found.is_filtered or finish.lower() in _ENDED):
-        raise ServerFaultError(f"the message is empty, and its finish_reason is {finish}")
+    if is_empty and not found.is_cut_off and not found.is_filtered:
+        if fault:
+            shown = [{name: member for name, member in chunk.items() if name not in _FRAME} for chunk in chunks]
+            raise ServerFaultError(_words(f"{fault} in {' '.join(json.dumps(chunk, ensure_ascii=False) for chunk in shown)}"))
+        if finish and finish.lower() not in _ENDED:
+            raise ServerFaultError(f"the message is empty, and its finish_reason is {finish}")
     return found
+
+
+def _message_fault(choice: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+    """Return which member of a message, `part` of `choice`, has a type from which nothing can be read, or ""."""
+    if part is choice and "text" not in choice:
+        name = next((name for name in ("delta", "message") if name in choice), "message")
+        return "" if choice.get(name) == {} else f"`{name}` is {_kind(choice.get(name))}"
+    if not isinstance(part.get("content"), str | list | dict | None):
+        return f"`content` is {_kind(part['content'])}"
+    if not isinstance(calls := part.get("tool_calls"), list | None):
+        return f"`tool_calls` is {_kind(calls)}"
+    functions = [_member(call, "function") for call in _items(calls)]
+    if part.get("function_call") is not None:
+        functions.append(part["function_call"])
+    for function in functions:
+        if not isinstance(function, dict):
+            return f"`function` of a call is {_kind(function)}"
+        if not isinstance(arguments := _member(function, "arguments"), str | list | dict):
+            return f"`arguments` of a call is {_kind(arguments)}"
+    return ""
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    return "a list" if isinstance(value, list) else "text" if isinstance(value, str) else json.dumps(value)
 
 
 class _ArgumentCollector:
@@ -199,14 +236,30 @@ def _read_part(part: Any) -> str:
     return _read_text(_member(text, "value") or text)
 
 
+def words_of(body: str) -> str:
+    """Return the words of a server's error from the body of its response, on one line."""
+    try:
+        value: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return _words(body)
+    return _error_words(_member(value, "error") or value) if value not in (None, "") else ""
+
+
 def _error_words(error: Any) -> str:
-    message: Any = _member(error, "message") or error
-    return _words(message if isinstance(message, str) else json.dumps(message, ensure_ascii=False))
+    said: Any = _member(error, "message") or _member(error, "detail") or error
+    if isinstance(said, list) and (faults := [_fault_words(fault) for fault in cast("list[Any]", said)]) and all(faults):
+        said = "; ".join(faults)
+    return _words(said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
+
+
+def _fault_words(fault: Any) -> str:
+    """Return an entry of FastAPI's `detail`, without the input, which repeats the request: `body.messages: field required`."""
+    text, place = _read_text(_member(fault, "msg")), ".".join(str(name) for name in _items(_member(fault, "loc")))
+    return f"{place}: {text}" if text and place else text
 
 
 def _words(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _WORDS_CHARACTERS else f"{text[:_WORDS_CHARACTERS]}…"
+    return " ".join(text[:_WORDS_CHARACTERS].split())
 
 
 def _read_usage(used: Any) -> Usage | None:
@@ -221,7 +274,7 @@ def _read_usage(used: Any) -> Usage | None:
 
 def _count(written: Any) -> int:
     try:
-        number = float(written)
+        number = 0 if isinstance(written, bool) else float(written)
     except (TypeError, ValueError, OverflowError):
         return 0
     return int(number) if 0 <= number <= _MOST_TOKENS else 0

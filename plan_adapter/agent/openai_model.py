@@ -32,17 +32,18 @@ from plan_adapter.agent.completions import (
     read_completion,
     refused_effort,
     request_of,
+    words_of,
 )
 from plan_adapter.agent.model import Message, ModelAnswer, Question
 from plan_adapter.agent.schema import strict_form
 from plan_adapter.model.drafts import Rung, Usage
 from plan_adapter.model.errors import ModelError
-from plan_adapter.model.readable import MASK, without_passwords
+from plan_adapter.model.readable import MASK, cut, one_line, without_passwords
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from openai import AsyncAPIResponse, AsyncOpenAI
+    from openai import APIStatusError, AsyncAPIResponse, AsyncOpenAI
 
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 
@@ -138,7 +139,7 @@ class OpenAIModel:
                 return last
             if _has_only_reasoning(completion):
                 if reasoned or number == len(RUNGS):
-                    raise ModelError(f"{self!r} {_ONLY_REASONING}")
+                    raise ModelError(f"{self!r} sent its reasoning apart (`{completion.reasoning_field}`) and no answer{_THINK_LESS}")
                 number, reasoned = len(RUNGS) - 1, True  # some servers lose the answer only with a response format
         if last is None:
             raise ModelError(f"{self!r} refuses every kind of request for a JSON object")
@@ -178,11 +179,12 @@ class OpenAIModel:
             try:
                 return await self._read_whole_answer(request)
             except openai.APIStatusError as error:
-                text, advice = self._error_text(error), _advice(error.status_code, str(error))
-                is_refusal = error.status_code in (400, 422) or (error.status_code >= 500 and _names_option(request, str(error)))
+                words = _words_of(error)
+                text, advice = self._error_text(words), _advice(error.status_code, words)
+                is_refusal = error.status_code in (400, 422) or (error.status_code >= 500 and _names_option(request, words))
                 if not is_refusal:
                     raise ModelError(f"{self!r} answers {error.status_code}: {text}{advice}") from None
-                if not _drop_refused(request, str(error), endpoint):
+                if not _drop_refused(request, words, endpoint):
                     if rung == "text":
                         raise ModelError(f"{self!r} refuses the request: {text}{advice}") from None
                     return None
@@ -245,23 +247,23 @@ class OpenAIModel:
         return self._clients[loop]
 
     def _error_text(self, error: BaseException | str) -> str:
+        """Return the beginning of an error's words, on one line and without the key."""
         key = self._sent_key.strip()  # it may come from OPENAI_API_KEY
-        text = _CODE.sub("", str(error)) or type(error).__name__
-        return without_passwords(text.replace(key, MASK) if key not in (_NO_KEY, "") else text)[:1000]
+        text = one_line(str(error)) or type(error).__name__
+        text = without_passwords(text.replace(key, MASK) if key not in (_NO_KEY, "") else text)
+        return text if len(text) <= _SHOWN_CHARACTERS else f"{cut(text, _SHOWN_CHARACTERS)}…"
 
 
 _NO_KEY = "none"
 """The key given to the client for a server that needs none. The client requires one."""
 
 _WANTS_STREAM = re.compile(r"\bstream", re.IGNORECASE)
-_CODE = re.compile(r"\AError code: \d+ - ")  # the status is already in the message
+_SHOWN_CHARACTERS = 300
+"""How much of a server's words is shown."""
 _TOO_LONG = re.compile(r"context|too (?:long|large|many tokens)", re.IGNORECASE)
 _CHECK_SERVER = "check that it is running and that the URL is right (PLAN_ADAPTER_MODEL_URL)"
 _CHECK_URL = "check the URL, which usually ends in /v1 (PLAN_ADAPTER_MODEL_URL)"
-_ONLY_REASONING = (
-    "sent its reasoning apart (`reasoning_content`) and no answer: switch the server's reasoning parser or the model's thinking off, "
-    "or use a model that answers after it thinks"
-)
+_THINK_LESS = ": switch the server's reasoning parser or the model's thinking off, or use a model that answers after it thinks"
 _TRY_STREAMING = "; if a gateway cuts idle connections, set PLAN_ADAPTER_MODEL_STREAM=true"
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 8.0
 
@@ -273,6 +275,15 @@ async def _read_body(response: "AsyncAPIResponse[Any]") -> AsyncIterator[bytes]:
             yield piece
     except Exception as error:  # of whichever HTTP library the client uses
         raise BrokenAnswerError(str(error) or type(error).__name__) from None
+
+
+def _words_of(error: "APIStatusError") -> str:
+    """Return the words of a refused request, from the body of the response."""
+    try:
+        body = error.response.text
+    except RuntimeError:  # the body was not read
+        body = ""
+    return words_of(body) or "the response has no text"
 
 
 def _names_option(request: Mapping[str, Any], message: str) -> bool:

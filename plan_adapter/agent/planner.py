@@ -17,6 +17,7 @@ from plan_adapter.agent.prompts import environment_redactor, redact_request, red
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import draft_outline, draft_schema
 from plan_adapter.execution.redactor import Redactor
+from plan_adapter.execution.sync_twin import run_sync
 from plan_adapter.local.settings import Effort, Settings
 from plan_adapter.model.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.model.errors import DraftError, ModelError
@@ -103,7 +104,7 @@ class Planner:
 
     def draft(self, request: PlanRequest) -> ExecutionPlan:
         """Return a valid plan for `request`, for code without an event loop; see `adraft`. Closes the model's connections."""
-        return asyncio.run(self._draft_and_close(request))
+        return run_sync(self._draft_and_close(request), twin="adraft")
 
     async def _draft_and_close(self, request: PlanRequest) -> ExecutionPlan:
         try:

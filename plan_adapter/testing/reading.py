@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.documents import is_test_file, read_file, read_located
+from plan_adapter.execution.sync_twin import run_sync
 from plan_adapter.gates.approval import requires_approval
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.loading import pin_files, pin_stored
@@ -17,7 +18,6 @@ from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import ExecutionPlan, flattened
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.values import join
-from plan_adapter.runner import run_sync
 from plan_adapter.testing.case import PLAN, Answer, Answers, Case, GateAnswer
 from plan_adapter.testing.expectations import ExpectationReader, FieldReader
 from plan_adapter.testing.recorded import with_recorded_tools

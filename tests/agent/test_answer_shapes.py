@@ -161,6 +161,7 @@ BODIES: dict[str, Mapping[str, Any]] = {
     "usage as a list": {**message(R), "usage": [1, 2]},
     "usage as a text": {**message(R), "usage": "15"},
     "usage with null": used(None, None),
+    "usage that is true and false": used(True, False),
 }
 
 
@@ -221,9 +222,23 @@ ERRORS: dict[str, tuple[Any, str, int]] = {  # the body, the error, and after ho
     "a filter": (message("", "content_filter"), r"a content filter stopped it \(finish_reason content_filter\)", 1),
     "a filter with words": (message("", "SAFETY", refusal="I may not."), r"a content filter .*SAFETY\): I may not", 1),
     "a filter in the middle": (message(R[:5], "content_filter"), "a content filter stopped it", 1),
-    "only reasoning": (message(None, reasoning_content=R), "sent its reasoning apart .* and no answer", 2),
-    "only reasoning, under another name": (message("", reasoning=R), "sent its reasoning apart .* and no answer", 2),
+    "only reasoning": (message(None, reasoning_content=R), r"sent its reasoning apart \(`reasoning_content`\) and no answer", 2),
+    "only reasoning, under another name": (message("", reasoning=R), r"sent its reasoning apart \(`reasoning`\) and no answer", 2),
     "only parts of reasoning": (message([{"type": "thinking", "text": R}], reasoning_content="hm"), "sent its reasoning apart", 2),
+    "only reasoning, under a third name": (message("", thinking=R), r"sent its reasoning apart \(`thinking`\)", 2),
+    "a null message": (
+        {"id": "x" * 300, "choices": [{"index": 0, "message": None, "finish_reason": "stop"}], "warning": "overloaded"},
+        'no answer, but: `message` is null in .*"warning": "overloaded"',
+        1,
+    ),
+    "no message": ({"choices": [{"index": 0, "finish_reason": "stop"}]}, "no answer, but: `message` is null in ", 1),
+    "a number as content": (message(5), "no answer, but: `content` is 5 in ", 1),
+    "true as content": (message(True), "no answer, but: `content` is true in ", 1),
+    "null arguments": (message(tool_calls=calls(None)), "no answer, but: `arguments` of a call is null in ", 1),
+    "a number as arguments": (message(function_call={"arguments": 3}), "no answer, but: `arguments` of a call is 3 in ", 1),
+    "a null function": (message(tool_calls=[{"id": "a", "function": None}]), "no answer, but: `function` of a call is null in ", 1),
+    "a null call": (message(tool_calls=[None]), "no answer, but: `function` of a call is null in ", 1),
+    "an object as tool_calls": (message(tool_calls=calls(R)[0]), "no answer, but: `tool_calls` is an object in ", 1),
     "a list": ([R], r"does not answer with a chat completion; .*ends in /v1.*: \[", 1),
     "a text": (R[:-1], "does not answer with a chat completion; .*ends in /v1", 1),
 }
@@ -287,6 +302,21 @@ async def test_a_500_that_names_another_option_is_asked_without_it() -> None:
         assert (await model.ask(QUESTION)).rung == "strict_schema"
         await model.aclose()
     assert server.requests[-1]["max_tokens"] == 100
+
+
+REFUSALS: dict[str, Any] = {"a detail": {"detail": "{}"}, "an error": {"error": "{}"}, "a message": {"message": "{}"}, "plain text": "{}"}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+async def test_words_that_name_the_response_format_count_wherever_they_stand(kind: str) -> None:
+    def answer(request: Request) -> Reply:
+        body = json.dumps(REFUSALS[kind]).replace("{}", "response_format is not supported").encode()
+        return Reply(raw=body, status=500) if "response_format" in request else says(RIGHT)
+
+    with scripted(answer) as server:
+        model = model_at(server.url)
+        assert (await model.ask(QUESTION)).rung == "tool_call"
+        await model.aclose()
 
 
 @pytest.mark.parametrize("status", [500, 502])

@@ -37,6 +37,18 @@ ERRORS: dict[str, tuple[Reply, str]] = {
     ),
     "no choices": (Reply(raw=b'{"id":"x","object":"chat.completion","choices":[]}'), r'sent no answer, but: \{"id": "x".*"choices": \[\]'),
     "html": (Reply(raw=b"<html>hello</html>"), "does not answer with a chat completion.*ends in /v1.*<html>hello</html>"),
+    "a detail": (Reply(status=500, raw=b'{"detail":"no\\n memory, sk-canary"}'), r"answers 500: no memory, \*\*\*"),
+    "an error as text": (Reply(status=500, raw=b'{"error":"no memory"}'), "answers 500: no memory"),
+    "a null error and a detail": (Reply(status=500, raw=b'{"error":null,"detail":"no memory"}'), "answers 500: no memory"),
+    "an object without known words": (Reply(status=500, raw=b'{"reason":"no memory"}'), 'answers 500: {"reason": "no memory"}'),
+    "plain text": (Reply(status=503, raw=b"no\n  memory"), "answers 503: no memory"),
+    "a page": (Reply(status=502, raw=b"<html>\n<h1>Bad Gateway</h1></html>"), "answers 502: <html> <h1>Bad Gateway</h1></html>"),
+    "no words": (Reply(status=500, raw=b""), "answers 500: the response has no text"),
+    "a key where the words are cut": (Reply(status=500, raw=b"x" * 290 + b" sk-canary" * 9), r"answers 500: x{290} \*\*\* \*\*\* \*…"),
+    "a list of faults": (
+        Reply(status=422, raw=b'{"detail":[{"loc":["body","messages"],"msg":"too deep","input":{"temperature":1}},{"msg":"bad"}]}'),
+        "refuses the request: body.messages: too deep; bad",
+    ),
     "400 on every rung": (Reply(status=400, error="context too long"), "refuses the request: context too long; give it less context"),
 }
 

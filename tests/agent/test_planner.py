@@ -402,3 +402,11 @@ def test_a_model_that_keeps_no_connections_drafts_without_an_event_loop() -> Non
             return ModelAnswer(text, read_answer(text), self.name, "text")
 
     assert len(Planner(OwnModel(), TOOLS).draft(TASK).steps) == 3
+
+
+async def test_draft_inside_a_running_event_loop_names_its_async_twin() -> None:
+    with scripted(says(GOOD)) as server:
+        planner = Planner(OpenAIModel("m", base_url=server.url), TOOLS)
+        with pytest.raises(RuntimeError, match="an event loop is running here: await `adraft` instead"):
+            planner.draft(TASK)
+    assert not server.requests

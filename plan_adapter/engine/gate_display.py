@@ -14,7 +14,7 @@ from prefect.logging.loggers import flow_run_logger
 from plan_adapter.engine.outgoing import artifact_key, event_payload, label, log_line, markdown, paragraphs
 from plan_adapter.model.approvals import Approval, ApprovalRequest, Gate, GateKind
 from plan_adapter.model.options import CallKind
-from plan_adapter.model.readable import call_name, one_line
+from plan_adapter.model.readable import call_name, item_number, one_line
 from plan_adapter.model.record import PlanRun
 from plan_adapter.text.commands import answer_command
 
@@ -168,7 +168,7 @@ def emit_gate_event(
                     "asks": gate.kind,
                     "step": gate.step_id,
                     "call_kind": gate.call_kind,
-                    "item": gate.item,
+                    "item": item_number(gate.item),
                     "label": gate.label,
                     "run_id": run.id,
                     "age_seconds": round(max(0.0, ((gate.closed_at or datetime.now(UTC)) - gate.opened_at).total_seconds())),

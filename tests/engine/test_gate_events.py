@@ -1,7 +1,9 @@
 """Tests of what Prefect receives about gates besides their forms: events and artifacts."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -79,6 +81,16 @@ async def test_an_answer_becomes_an_event_that_automations_can_use() -> None:
         "known_by": "totp",
         "note": ("ok " * 1000)[:500],
     }
+
+
+async def test_an_event_counts_items_from_1() -> None:
+    run, gate = run_and_gate()
+    gate = replace(gate, item=0, label="web-1")
+    emit_gate_event("opened", gate, run, link=None)
+    await asyncio.to_thread(EventsWorker.instance().wait_until_empty)
+    (event,) = await events_of(gate)
+    payload = cast("dict[str, object]", event["payload"])
+    assert (payload["item"], payload["label"]) == (1, "web-1")
 
 
 async def test_an_event_that_cannot_be_sent_is_logged_and_changes_nothing(

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Decision
 from tests.mcp.some_tools import deploy, look, registry
 
+SERVER = "the-server-of-the-harness"
 IMPORTS = ("tests.mcp.some_tools:registry",)
 
 DEPLOY = """
@@ -68,13 +69,18 @@ class Harness:
         name: str = "agent",
         secrets: Sequence[str] = (),
         offline: bool = True,
+        is_new: bool = False,
     ) -> AsyncIterator["AgentClient"]:
-        """Yield an agent whose SDK client is connected to a server in this process."""
+        """Yield an agent whose SDK client is connected to a server in this process.
+
+        Without an agent id, all servers of a harness are one, unless `is_new`.
+        """
         from mcp import Client
 
         from plan_adapter.cli.mcp.server import plan_server
 
-        who = Agent(name, context or RunContext())
+        context = context or RunContext()
+        who = Agent(name, context if context.agent_id or is_new else replace(context, agent_id=SERVER))
         workers = RecordingWorkers(Settings().home, who.by, IMPORTS, offline=offline)
         workers.started = self.started
         async with PlanStore(self.url, tenant_id=who.context.tenant_id) as store:

@@ -172,8 +172,9 @@ async def test_a_cancelled_call_leaves_the_server_unchanged(harness: Harness) ->
         await model.aclose()
 
 
-async def test_an_agent_without_an_id_sees_only_its_own_runs(harness: Harness) -> None:
-    async with harness.agent(name="first") as first, harness.agent(name="second") as second:
+@pytest.mark.parametrize("names", [("first", "second"), ("agent", "agent")])
+async def test_an_agent_without_an_id_sees_only_the_runs_of_its_server(harness: Harness, names: tuple[str, str]) -> None:
+    async with harness.agent(name=names[0], is_new=True) as first, harness.agent(name=names[1], is_new=True) as second:
         mine = (await first.call("run_plan", document=DEPLOY, inputs={"version": "1"}))["run"]
         theirs = (await second.call("run_plan", document=DEPLOY, inputs={"version": "2"}))["run"]
         assert [run["run"] for run in (await first.call("list_runs"))["runs"]] == [mine]
@@ -181,7 +182,10 @@ async def test_an_agent_without_an_id_sees_only_its_own_runs(harness: Harness) -
         assert (await first.call("show_run", run=mine))["run"] == mine
         for operation in ("show_run", "resume_run", "cancel_run"):
             assert "no run has the id" in str(await first.refused(operation, run=theirs))
-    async with harness.agent(name="first", context=RunContext(org_id="acme")) as elsewhere:
+    async with harness.agent(name=names[0], is_new=True) as restarted, harness.agent(context=RunContext(agent_id="a")) as other:
+        for agent in (restarted, other):
+            assert (await agent.call("list_runs"))["runs"] == (await agent.call("list_gates"))["gates"] == []
+    async with harness.agent(name=names[0], context=RunContext(org_id="acme")) as elsewhere:
         assert (await elsewhere.call("list_runs"))["runs"] == []
 
 

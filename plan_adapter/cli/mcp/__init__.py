@@ -51,8 +51,9 @@ def mcp(
         tools: `package.module:name` of a tool or registry that the agent's plans may use; may be repeated.
         secret: A name that the agent's plans may use as `${{ secrets.NAME }}`; may be repeated. The agent never sees its value.
         name: The agent's name, recorded as `mcp/NAME`; use that form to make it an operator in a policy.
-        agent_id: Recorded with every run; the agent then sees all runs with the same value, and without it only those that it started.
-            It sees none of these four ids itself.
+        agent_id: Recorded with every run. The agent sees all runs with the same id, and cancels and resumes those that also have its name.
+            Without it, this server gets a new id when it starts: its agent sees only runs that this server process started. It sees none of
+            these four ids itself.
         org_id: The organisation, likewise.
         tenant_id: The tenant, likewise.
         task_id: The task, likewise.

@@ -187,7 +187,11 @@ class Agent:
     """The caller, as the command line of the server names it. Nothing here comes from the agent itself."""
 
     name: str = "agent"
-    context: RunContext = field(default_factory=RunContext)
+    context: RunContext = field(default_factory=RunContext)  # without an agent id, it gets a new one, which no other server has
+
+    def __post_init__(self) -> None:
+        if self.context.agent_id is None:
+            object.__setattr__(self, "context", replace(self.context, agent_id=new_id()))
 
     @property
     def by(self) -> str:
@@ -455,10 +459,9 @@ class Operations:
         return run
 
     def _may_see(self, run: PlanRun) -> bool:
-        """Return whether `run` has the ids of the agent's context, and, if the agent has no id of its own, whether it started the run."""
+        """Return whether `run` has the ids of the agent's context."""
         required: Mapping[str, str | None] = asdict(self.agent.context)
-        is_in_context = all(value is None or getattr(run, name) == value for name, value in required.items())
-        return is_in_context and (self.agent.context.agent_id is not None or self._is_own(run))
+        return all(value is None or getattr(run, name) == value for name, value in required.items())
 
     def _is_own(self, run: PlanRun) -> bool:
         return run.requested_by == self.agent.by

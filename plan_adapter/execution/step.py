@@ -163,12 +163,12 @@ class Call:
         )
 
     def _siblings(self) -> dict[str, dict[str, JsonValue]]:
-        """Return how the steps of the same item ended that this call waited for. Empty outside of groups."""
+        """Return how the steps of the same item ended that the step depends on. Empty outside of groups."""
         validated = self._scope.approved.bound.validated
         if self.step.group is None:
             return {}
-        names = {step_id: validated.steps[step_id].local_id for step_id in validated.groups[self.step.group][self.step.id]}
-        return {step_id: self._scope.values[name] for step_id, name in names.items() if name in self._scope.values}
+        before = [validated.steps[step_id] for step_id in validated.dependencies[self.step.id]]
+        return {step.id: self._scope.values[step.local_id] for step in before if step.group == self.step.group}
 
     def _digest(self, parameters: dict[str, JsonValue]) -> str:
         folder = self._scope.approved.bound.folder

@@ -404,6 +404,22 @@ async def test_the_gate_of_a_step_shows_how_the_steps_of_its_item_ended(cluster:
     assert ended.status is PlanStatus.PARTIAL
 
 
+async def test_the_gate_of_a_step_shows_its_own_item_behind_a_skipped_step(cluster: Cluster, store: PlanStore) -> None:
+    texts = dict[str, str]()
+
+    def answer(request: ApprovalRequest) -> bool:
+        texts[request.label or ""] = request.text
+        return True
+
+    maybe = act("maybe", "drain", when="${{ item == 'b' }}")
+    restart = act("restart", "drain", "maybe", requires_approval=True)
+    plan = rolling(act("drain"), maybe, restart, items="['a', 'b']", before=(Step(id="first", tool_name="do", parameters={"what": "first"}),))
+    ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=CallbackApprover(answer, by="ana"))
+    assert ended.status is PlanStatus.COMPLETED
+    for label, other in (("a", "skipped: `null`"), ("b", "completed: `maybe b done`")):
+        assert f"- `drain` completed: `drain {label} done`\n- `maybe` {other}\n" in texts[label]
+
+
 async def test_the_gate_of_a_resumed_item_shows_the_steps_that_were_kept(cluster: Cluster, store: PlanStore) -> None:
     plan = rolling(act("drain"), act("restart", "drain", requires_approval=True), items="['a', 'b']")
     tools = {"tools": cluster.tools, "store": store, "offline": True}

@@ -14,6 +14,7 @@ from plan_adapter.model.errors import DraftError, NotApprovedError, RunConflictE
 from plan_adapter.model.hooks import Hooks
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
+from plan_adapter.model.readable import counted
 from plan_adapter.model.record import PlanRun, PlanSummary, RunContext
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import acancel_run, aresume_run, arevise_run, arun_plan, draft_revision
@@ -152,7 +153,7 @@ class PlanSession:
         if self.run is not None:
             return self.run.summary()
         plan, count = self._require_plan(), len(self._require_plan().steps)
-        return PlanSummary(plan.id, plan.description, self._status(), count, 0, 0, count, 0, 0, 0.0, f"0 of {count} steps done")
+        return PlanSummary(plan.id, plan.description, self._status(), count, 0, 0, count, 0, 0, 0.0, f"0 of {counted(count, 'step')} done")
 
     def format(self) -> str:
         """Return the run in Markdown, or the plan if nothing has run yet."""

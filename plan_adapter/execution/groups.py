@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-from plan_adapter.execution.items import Items
+from plan_adapter.execution.items import Items, not_started_items
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, GatedCall
 from plan_adapter.execution.rollback_status import RollbackReport
 from plan_adapter.execution.rollback_units import rolled_back_items
@@ -86,8 +86,7 @@ class Group:
         self._started = self._ended = self._failed = 0
         self._halt_reason = ""
         self._popped = set[str]()
-        names = [label or str(number) for number, label in enumerate(labels, start=1)]
-        self.items = [GroupItem(name, StepStatus.PENDING, is_started=False) for name in names]
+        self.items = not_started_items(labels, StepStatus.PENDING)
         """The label of each item, and how far it is. The step's record shares this list."""
 
     def _new_item(self, scope: RunScope, value: JsonValue) -> _Item:

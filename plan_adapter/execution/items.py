@@ -30,6 +30,11 @@ def item_labels(scope: RunScope, step: Step, values: Sequence[JsonValue]) -> lis
     return _labels(values, template, lambda item: scope.variables(item=item), scope.secrets.redactor.text)
 
 
+def not_started_items(labels: Sequence[str | None], status: StepStatus) -> list[GroupItem]:
+    """Return the items of a group that has not begun, by label or number."""
+    return [GroupItem(label or str(number), status, is_started=False) for number, label in enumerate(labels, start=1)]
+
+
 def recorded_items(plan: ExecutionPlan, run: PlanRun, step_id: str) -> list[str | None]:
     """Return the labels of all items of a step of `run`, including items that never started. Empty if the record cannot determine them."""
     steps = {step.id: step for step in plan.all_steps}
@@ -49,7 +54,7 @@ def recorded_items(plan: ExecutionPlan, run: PlanRun, step_id: str) -> list[str 
 
 
 def recorded_group_items(plan: ExecutionPlan, run: PlanRun, group: Step, history: RunHistory) -> list[GroupItem]:
-    """Return how far each item is of a group that has not ended, from the record of its calls. Empty if nothing of it is known."""
+    """Return how far each item is of a group whose end is not recorded, from its calls. Empty if nothing of it is known."""
     begun = {item for step in group.steps for step_id, item in history.attempts if step_id == step.id and item is not None}
     labels = dict(enumerate(recorded_items(plan, run, group.id)))
     failed, undone = set(history.failed), rolled_back_items(group, plan, history)
@@ -58,8 +63,8 @@ def recorded_group_items(plan: ExecutionPlan, run: PlanRun, group: Step, history
     for item in range(1 + max([*begun, *labels], default=-1)):
         units = {(step.id, item) for step in group.steps}
         name = next((label for unit in units if (label := history.labels.get(unit))), None) or labels.get(item) or str(item + 1)
-        status = StepStatus.RUNNING if item in begun else StepStatus.PENDING
-        if is_complete(group, item, history):
+        status = StepStatus.RUNNING if item in begun else StepStatus.SKIPPED if run.step(group.id).status.has_ended else StepStatus.PENDING
+        if item in begun and is_complete(group, item, history):
             status = StepStatus.COMPLETED
         elif not units.isdisjoint(failed):
             status = StepStatus.FAILED

@@ -374,6 +374,8 @@ class Rollback:
         left = {(receipt.step_id, receipt.item) for node in self._undoable for receipt in self._done[node]} - self._undone
         for group in self._validated.groups:
             run, steps = self._runs[group], [step.id for step in self._steps[group].steps]
+            if run.started_at is None:
+                continue
             for item, ended in enumerate(run.items):
                 units = {(step_id, item) for step_id in steps}
                 run.items[item] = ended._replace(rolled_back=not units.isdisjoint(self._undone) and units.isdisjoint(left))

@@ -1,6 +1,7 @@
 """`execute`: starts each step once its dependencies have ended and a slot is free, the longest path first."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -12,7 +13,7 @@ from plan_adapter.execution.goal_calls import GoalCalls, GoalEndedError
 from plan_adapter.execution.goals import Pursuit
 from plan_adapter.execution.groups import Group, group_result
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.items import Items, item_labels
+from plan_adapter.execution.items import Items, item_labels, not_started_items
 from plan_adapter.execution.limits import RunClock
 from plan_adapter.execution.ports import BEGUN_EARLIER, AttemptEnd, GateRefusal, StepGates, StepRunner, UnknownOutcome
 from plan_adapter.execution.rollback import Rollback
@@ -107,15 +108,16 @@ class Scheduler:
             await self._scope.notify_end(run)
 
     def _carry(self, step: Step) -> bool:
-        """Mark `step` as completed if all of it succeeded before. Return whether it did."""
+        """Mark `step` as completed if all of it succeeded before. Return whether it did. Without items, its recorded end says so."""
         history, run = self._scope.history, self._runs[step.id]
-        if step.inner or (step.id, None if step.for_each is None else 0) not in history.succeeded:
+        first = (step.id, None if step.for_each is None else 0)
+        if step.inner or (first not in history.succeeded and (step.for_each is None or step.id not in history.ends)):
             return False
         try:
             units = [(step.id, item) for item, _ in self._items_of(step)]
         except ExpressionError:  # reported when the step's turn comes
             return False
-        if not units or not all(unit in history.succeeded for unit in units):
+        if not (units or step.id in history.ends) or not all(unit in history.succeeded for unit in units):
             return False
         results = [history.succeeded[unit].result for unit in units]
         run.result = results[0] if step.for_each is None else results
@@ -130,6 +132,7 @@ class Scheduler:
 
     def begin(self) -> None:
         """Start every step whose dependencies, if any, were all carried."""
+        self._name_items(self._order)
         self._scope.stop.future.add_done_callback(lambda _: self._halt(self._scope.stop.message))
         for step_id in [step_id for step_id in self._order if not self._waits_for.get(step_id, 1)]:
             self._step_ready(self._steps[step_id])
@@ -272,6 +275,7 @@ class Scheduler:
         self._scope.begin_plan(step, inputs)
         steps = self._validated.sub_plans[step.id].steps
         self._sub_plans[step.id] = SubPlanRun(step, len(steps))
+        self._name_items(steps)
         for step_id in [step_id for step_id, before in steps.items() if not before]:
             self._step_ready(self._steps[step_id])
 
@@ -317,6 +321,16 @@ class Scheduler:
         await self._close(step, show=not is_shown)
 
     # Groups: each item's steps are queued as they become ready.
+
+    def _name_items(self, step_ids: Iterable[str], status: StepStatus = StepStatus.PENDING) -> None:
+        """Record the items of groups that have not begun, as far as they are known, so that the run counts by item from the start."""
+        for step in [self._steps[step_id] for step_id in step_ids if self._steps[step_id].is_group]:
+            if step.within is not None and step.within.id not in self._scope.inside:
+                continue
+            with contextlib.suppress(ExpressionError):
+                values = [value for _, value in self._items_of(step)]
+                labels = item_labels(self._scope.of(step), step, values)
+                self._runs[step.id].items = not_started_items(labels, status)
 
     def _begin_group(self, group: Group) -> None:
         self._groups[group.step.id] = group
@@ -430,9 +444,12 @@ class Scheduler:
             was_refused = bool(refused) and all(state.is_refused for state in refused) and end.outcome == "failed"
             self._finish(step, end, was_refused=was_refused, continues=all(state.continues for state in refused))
         run.result = group_result(run.items, group.results())
-        has_calls = any(state.count for state in calls)  # without items there is nothing to carry, except how the group ended before
-        run.carried = all(state.carried == state.count for state in calls) and (has_calls or step.id in self._scope.history.ends)
+        run.carried = all(self._is_carried(state) for state in calls)
         await self._close(step, show=True)
+
+    def _is_carried(self, state: Items) -> bool:
+        """Return whether every call of a step is carried. Without items there is nothing to carry, except how the step ended before."""
+        return state.carried == state.count and (state.count > 0 or state.step.id in self._scope.history.ends)
 
     def _gates_of(self, step: Step) -> StepGates | None:
         """Return the gates that ask for approvals of the calls of `step`, or None if it needs none."""
@@ -564,7 +581,7 @@ class Scheduler:
             self._end_now(run)
             return await self._close(state.step, show=False)
         self._finish(state.step, state.summary(cause), was_refused=state.is_refused, continues=state.continues)
-        self._runs[state.step.id].carried = state.carried == state.count > 0
+        self._runs[state.step.id].carried = self._is_carried(state)
         return await self._close(state.step, show=state.settled or not state.started)
 
     async def _close(self, step: Step, *, show: bool) -> None:
@@ -618,6 +635,7 @@ class Scheduler:
         return list(enumerate(items))
 
     def _skip(self, step: Step, reason: str) -> None:
+        self._name_items([step.id], StepStatus.SKIPPED)
         for inner in step.inner:
             self._skip(inner, reason)
         run = self._runs[step.id]

@@ -230,7 +230,7 @@ class StepEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """The progress of a run. A group counts as its items: neither it nor the steps in it count by themselves.
+    """The progress of a run. A group counts as its items, or as one step if none are known; the steps in it do not count.
 
     `progress` is 0..100, the share of all that has completed. `text` says the same in words: "1 of 3 nodes done, 1 failed, 1 not started".
     """
@@ -250,6 +250,8 @@ class PlanSummary:
 
 def _noun_of(group: StepRun) -> str:
     """Return what the items of `group` are called: by the group's id if that is a plural, as in `nodes`."""
+    if len(group.items) == 1:
+        return f"item of {group.id}"
     return group.id if group.id.endswith("s") else f"items of {group.id}"
 
 
@@ -377,16 +379,18 @@ class PlanRun:
 
     def summary(self) -> PlanSummary:
         """Return the number of steps by status, with a group counted by item, and the progress. An empty run has progress 0."""
-        groups = {step.id: step for step in self.steps if step.items}
+        plans = {step.id for step in self.steps if step.plan}
+        whole = [step for step in self.steps if step.group is None or step.group in plans]  # not the steps of groups
+        groups = [step for step in whole if step.items]
         steps = [
             GroupItem(step.id, step.status, rolled_back=step.rolled_back and step.status is StepStatus.COMPLETED)
-            for step in self.steps
-            if step.id not in groups and (step.group not in groups or groups[step.group].plan)
+            for step in whole
+            if not step.items
         ]
-        counted = [*steps, *(item for group in groups.values() for item in group.items)]
+        counted = [*steps, *(item for group in groups for item in group.items)]
         counts = Counter(end.status for end in counted)
-        parts = [(steps, "steps")] if steps or not groups else []
-        parts += [(group.items, _noun_of(group)) for group in groups.values()]
+        parts = [(steps, "step" if len(steps) == 1 else "steps")] if steps or not groups else []
+        parts += [(group.items, _noun_of(group)) for group in groups]
         return PlanSummary(
             id=self.id,
             description=self.description,

@@ -221,9 +221,9 @@ def _build_runs(connection: Connection, rows: Sequence[Row], *, with_results: bo
 
 
 def _fill_open_groups(connection: Connection, run: PlanRun, row: Row) -> None:
-    """Fill in how far the items are of groups that have begun and not ended."""
-    open_groups = [step for step in run.steps if not (step.tool_name or step.plan or step.status.has_ended)]
-    if run.started_at is None or run.completed_at is not None or not open_groups:
+    """Fill in how far the items are of groups whose end is not recorded."""
+    open_groups = [step for step in run.steps if not (step.tool_name or step.plan or step.completed_at is not None)]
+    if not open_groups:
         return
     plan, history = of_run(connection, row), history_of(connection, run.id)
     for step in open_groups:

@@ -63,7 +63,7 @@ def step_runs_of(
 def _with_group_results(steps: list[StepRun], results: Mapping[str, dict[int, str]] | None, names: Mapping[str, str]) -> list[StepRun]:
     """Fill in the results of groups from `results`, the texts by step and item, and return `steps`. `names` are their ids in their plan."""
     for group in steps:
-        if group.items and results is not None:
+        if group.items and group.started_at is not None and results is not None:  # a group that did not begin has no result
             inner = {names[step.id]: results[step.id] for step in steps if step.group == group.id}
             each = [{step_id: load_json(of[item]) for step_id, of in inner.items() if item in of} for item in range(len(group.items))]
             group.result = group_result(group.items, each)
@@ -126,15 +126,18 @@ def _texts_by_digest(connection: Connection, table: Table, column: Column[Any], 
 
 def history_of(connection: Connection, run_id: str) -> RunHistory:
     """Return the history of a run from its record. Does not include the steps that operators skipped."""
-    history = RunHistory.of(open_attempts_of(connection, run_id), receipts_of(connection, run_id))
+    history, ends = (
+        RunHistory.of(open_attempts_of(connection, run_id), receipts_of(connection, run_id)),
+        _completed_ends(connection, run_id),
+    )
     if not history.attempts:
-        return history
+        return replace(history, ends=ends)  # of steps without items
     is_same_step = and_(step_runs.c.run_id == gates.c.run_id, step_runs.c.step_id == gates.c.step_id)
     asked = select(gates.c.step_id).join_from(gates, step_runs, is_same_step)
     asked = asked.where(gates.c.run_id == run_id, gates.c.call_kind == "step")
     return replace(
         history,
-        ends=_completed_ends(connection, run_id),
+        ends=ends,
         asked=frozenset(connection.scalars(asked)),
         labels=labels_of(connection, run_id),
     )

@@ -47,7 +47,7 @@ def test_a_completed_run_exits_with_0_and_prints_progress_to_stderr_and_outputs_
     assert result.code == 0
     first, second = result.out.splitlines()
     assert first.startswith("试运行: completed in ")
-    assert first.endswith(": 1 of 1 steps done")
+    assert first.endswith(": 1 of 1 step done")
     assert second == "text: 你好, 世界"
     lines = result.err.splitlines()
     assert lines[0].endswith(" of 试运行: 1 step")

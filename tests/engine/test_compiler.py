@@ -133,12 +133,12 @@ def test_a_flow_of_importable_functions_can_be_pickled() -> None:
 
 
 STEPS = [step_run("a", StepStatus.COMPLETED), step_run("b", StepStatus.FAILED, error="exit code 1"), step_run("c", StepStatus.SKIPPED)]
-FAILED = "0 of 1 steps done, 1 failed"
-SKIPPED = "0 of 1 steps done, 1 skipped"
+FAILED = "0 of 1 step done, 1 failed"
+SKIPPED = "0 of 1 step done, 1 skipped"
 
 
 ENDS = {
-    "completed": (plan_run(STEPS[:1]), (StateType.COMPLETED, "Completed", "1 of 1 steps done")),
+    "completed": (plan_run(STEPS[:1]), (StateType.COMPLETED, "Completed", "1 of 1 step done")),
     "partial": (
         plan_run(STEPS, status=PlanStatus.PARTIAL, reason=RunReason.STEP_FAILED, message="`b` failed: exit code 1"),
         (StateType.FAILED, "Partial", "1 of 3 steps done, 1 failed, 1 skipped: `b` failed: exit code 1"),

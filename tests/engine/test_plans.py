@@ -157,7 +157,7 @@ async def test_a_cancelled_run_ends_as_cancelled_with_the_reason(store: PlanStor
     assert (run.status, final.name, final.message) == (
         PlanStatus.CANCELLED,
         "Cancelled",
-        "0 of 1 steps done, 1 failed: ana: wrong host",
+        "0 of 1 step done, 1 failed: ana: wrong host",
     )
     assert shown.state_name == "Cancelled"
 

@@ -413,7 +413,9 @@ async def test_the_gate_of_a_step_shows_its_own_item_behind_a_skipped_step(clust
 
     maybe = act("maybe", "drain", when="${{ item == 'b' }}")
     restart = act("restart", "drain", "maybe", requires_approval=True)
-    plan = rolling(act("drain"), maybe, restart, items="['a', 'b']", before=(Step(id="first", tool_name="do", parameters={"what": "first"}),))
+    plan = rolling(
+        act("drain"), maybe, restart, items="['a', 'b']", before=(Step(id="first", tool_name="do", parameters={"what": "first"}),)
+    )
     ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=CallbackApprover(answer, by="ana"))
     assert ended.status is PlanStatus.COMPLETED
     for label, other in (("a", "skipped: `null`"), ("b", "completed: `maybe b done`")):

@@ -58,6 +58,22 @@ async def test_carried_groups_and_sub_plans_are_not_reported_again(cluster: Clus
     assert events == ["start after", "complete after", "end completed None"]
 
 
+async def test_steps_and_groups_without_items_are_carried_and_not_reported_again(cluster: Cluster, store: PlanStore) -> None:
+    plan = rolling(act("drain"), act("check", "drain"), items="[].filter(x, x > 5)")
+    plan.steps.append(Step(id="each", tool_name="do", for_each="${{ [] }}", parameters={"what": "each"}))
+    plan.steps.append(Step(id="between", tool_name="do", for_each="${{ steps.last.result == null ? [] : [] }}", parameters={"what": "no"}))
+    plan.steps.append(Step(id="last", tool_name="do", parameters={"what": "last"}))
+    plan.steps.append(Step(id="after", tool_name="do", parameters={"what": "after"}, depends_on=["nodes", "each", "between"]))
+    cluster.broken.add("after")
+    failed = await arun_plan(plan, tools=cluster.tools, store=store, offline=True)
+    cluster.broken.clear()
+    events = list[str]()
+    resumed = await aresume_run(failed.id, tools=cluster.tools, store=store, offline=True, hooks=recording(events))
+    assert events == ["start after", "complete after", "end completed None"]
+    assert [step.id for step in resumed.steps if step.carried] == ["nodes", "drain", "check", "each", "between", "last"]
+    assert resumed.step("each").duration_ms == failed.step("each").duration_ms
+
+
 async def test_a_group_that_continues_is_reported_when_it_completes(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken.add("drain b")
     failed = await arun_plan(rolling(act("drain"), items="['a', 'b']"), tools=cluster.tools, store=store, offline=True)

@@ -49,7 +49,7 @@ async def test_a_group_counts_as_its_items_everywhere(
     plan.finally_ = [Step(id="tell", tool_name="do", parameters={"what": "${{ run.progress }}"})]
     ended = await arun_plan(plan, tools=cluster.tools, store=store)
     assert cluster.done[-1] == ONE_FAILED
-    text = f"1 of 1 steps done; {ONE_FAILED}"
+    text = f"1 of 1 step done; {ONE_FAILED}"
     stored = await store.run(ended.id)
     for kept in (ended, stored):
         summary = kept.summary()
@@ -135,7 +135,7 @@ async def test_items_are_named_by_a_plural_id_or_as_items_of_the_group(cluster: 
     plan.steps[0].id = "rollout"
     plan.steps.append(Step(id="after", tool_name="do", parameters={"what": "after"}, depends_on=["rollout"]))
     ended = await run(plan, cluster, store)
-    assert ended.summary().text == "1 of 1 steps done; 3 of 3 items of rollout done"
+    assert ended.summary().text == "1 of 1 step done; 3 of 3 items of rollout done"
 
 
 async def test_a_group_inside_a_sub_plan_and_an_empty_group(cluster: Cluster, store: PlanStore) -> None:
@@ -143,9 +143,59 @@ async def test_a_group_inside_a_sub_plan_and_an_empty_group(cluster: Cluster, st
     outer = ExecutionPlan(description="Run it inside", steps=[Step(id="inner", plan="store:inner@1", pinned=inner)])
     outer.options.require_approval = False
     ended = await run(outer, cluster, store)
-    assert (ended.summary().text, ended.summary().total_steps) == ("1 of 1 steps done; 3 of 3 inner.nodes done", 4)
+    assert (ended.summary().text, ended.summary().total_steps) == ("1 of 1 step done; 3 of 3 inner.nodes done", 4)
     empty = await run(rolling(act("drain"), items="[]"), cluster, store)
-    assert (empty.summary().text, empty.summary().progress) == ("2 of 2 steps done", 100.0)
+    assert (empty.summary().text, empty.summary().progress) == ("1 of 1 step done", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        ("['x', 'y']", "0 of 1 step done, 1 failed; 0 of 2 nodes done, 2 not started"),
+        ("['x']", "0 of 1 step done, 1 failed; 0 of 1 item of nodes done, 1 not started"),
+        ("inputs.names", "0 of 1 step done, 1 failed; 0 of 3 nodes done, 3 not started"),
+        ("steps.first.status == 'completed' ? ['a'] : []", "0 of 2 steps done, 1 failed, 1 skipped"),
+        ("[1].filter(x, x > 5)", "0 of 2 steps done, 1 failed, 1 skipped"),
+    ],
+)
+async def test_a_group_that_was_not_reached_counts_by_item_or_as_one(items: str, text: str, cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("first")
+    first = Step(id="first", tool_name="do", parameters={"what": "first"})
+    plan = rolling(act("drain"), act("check", "drain"), items=items, before=(first,), depends_on=["first"])
+    plan.inputs = {"names": Input(type="array", default=["a", "b", "c"])}
+    plan.finally_ = [Step(id="tell", tool_name="do", parameters={"what": "${{ run.progress }}"})]
+    ended = await run(plan, cluster, store)
+    assert cluster.done == [text]
+    total = text.replace("0 of 2 steps", "1 of 3 steps").replace("0 of 1 step ", "1 of 2 steps ")  # with the `finally` step
+    for kept in (ended, await store.run(ended.id), *(await store.runs())):
+        assert (kept.summary().text, kept.step("nodes").result) == (total, None)
+
+
+@pytest.mark.parametrize(
+    ("items", "counts"), [("['x', 'y']", "0 of 2 nodes done, 2 not started"), ("[1].filter(x, x > 5)", "0 of 1 step done, 1 skipped")]
+)
+async def test_a_skipped_group_counts_by_item_or_as_one(items: str, counts: str, cluster: Cluster, store: PlanStore) -> None:
+    ended = await run(rolling(act("drain"), act("check", "drain"), items=items, when="${{ false }}"), cluster, store)
+    for kept in (ended, await store.run(ended.id)):
+        assert (kept.summary().text, kept.step("nodes").result) == (counts, None)
+
+
+async def test_an_empty_group_counts_as_one_step(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("last")
+    last = Step(id="last", tool_name="do", parameters={"what": "last"}, depends_on=["nodes"])
+    ended = await run(rolling(act("drain"), act("check", "drain"), items="[1].filter(x, x > 5)", after=(last,)), cluster, store)
+    for kept in (ended, await store.run(ended.id)):
+        assert (kept.summary().text, kept.summary().progress) == ("1 of 2 steps done, 1 failed", 50.0)
+
+
+async def test_a_run_that_waits_at_its_gate_counts_the_items_of_its_groups(cluster: Cluster, store: PlanStore) -> None:
+    plan = rolling(act("drain", undo=True))
+    plan.options.require_approval = True
+    bound = bind_inputs(validate(plan, cluster.tools))
+    waits = await execute_plan(bound, run_request=RunRequest(waits=False), store=store, offline=True, record_pending=True)
+    assert (await store.run(waits.id)).summary().text == "0 of 3 nodes done, 3 not started"
+    await acancel_run(waits.id, store=store)
+    assert (await store.run(waits.id)).summary().text == "0 of 3 nodes done, 3 not started"
 
 
 async def test_hooks_see_the_progress_of_the_moment(cluster: Cluster, store: PlanStore) -> None:

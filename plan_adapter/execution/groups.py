@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-from plan_adapter.execution.items import Items, not_started_items
+from plan_adapter.execution.items import Items, left_in_words, not_started_items
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, GatedCall
 from plan_adapter.execution.rollback_status import RollbackReport
 from plan_adapter.execution.rollback_units import rolled_back_items
@@ -265,11 +265,16 @@ class Group:
             return AttemptEnd("succeeded", 0)
         texts = [f"{item.label}: {progress.error}" for item, progress in zip(self.items, self._items, strict=True) if progress.failure]
         shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
-        causes = [cause for progress in missing for cause in progress.left_out.values()]
-        left = f"{len(missing)} of {counted(len(self._items), 'item')} did not complete: {causes[0]}" if missing else ""
+        left = [self._left_in_words([progress for progress in missing if not progress.ends], "started")]
+        left += [self._left_in_words([progress for progress in missing if progress.ends], "finished")]
         worst = min(bad, key=lambda end: WORST_FIRST.index(end.outcome), default=AttemptEnd("failed", 0))
-        error = "; ".join(text for text in (shown, left) if text)
+        error = "; ".join(text for text in (shown, *left) if text)
         return AttemptEnd(worst.outcome, 0, error=error, was_interrupted=any(end.was_interrupted for end in bad))
+
+    def _left_in_words(self, left: Sequence[_Item], what: str) -> str:
+        """Return how many items, `left`, were not `what` (`started`), and the first reason. Empty if there are none."""
+        cause = next((cause for progress in left for cause in progress.left_out.values()), "")
+        return left_in_words(len(left), len(self._items), what, cause)
 
 
 def group_result(items: Collection[GroupItem], results: Sequence[dict[str, JsonValue]]) -> list[JsonValue]:

@@ -12,7 +12,7 @@ from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.expressions import Declarations, Template, Variables, compile_template
 from plan_adapter.model.errors import ExpressionError
 from plan_adapter.model.plan import ExecutionPlan, Step
-from plan_adapter.model.readable import one_line
+from plan_adapter.model.readable import counted, one_line
 from plan_adapter.model.record import GroupItem, PlanRun
 from plan_adapter.model.status import StepStatus
 from plan_adapter.validation.sub_plans import fill_inputs
@@ -134,6 +134,13 @@ def shown_label(text: str | None, mask: Callable[[str], str]) -> str:
     return shown if len(shown) <= MAX_LABEL_CHARACTERS else shown[: MAX_LABEL_CHARACTERS - 1] + "…"
 
 
+def left_in_words(left: int, count: int, what: str, cause: str) -> str:
+    """Return how many of `count` items were not `what` (`started`), and why. Empty if there are none."""
+    if not left:
+        return ""
+    return f"{left} of {counted(count, 'item')} {'was' if left == 1 else 'were'} not {what}" + (f": {cause}" if cause else "")
+
+
 class Items:
     """The calls of `step` and their ends. A call that never started has the end None."""
 
@@ -187,7 +194,7 @@ class Items:
             if end is not None and end.outcome != "succeeded"
         ]
         shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
-        left = f"{self.missing} of {self.count} items were not started" + (f": {cause}" if cause else "") if self.missing else ""
+        left = left_in_words(self.missing, self.count, "started", cause)
         outcome = bad[0].outcome if bad else "failed"
         was_interrupted = any(end.was_interrupted for end in bad)
         return AttemptEnd(outcome, 0, error="; ".join(text for text in (shown, left) if text), was_interrupted=was_interrupted)

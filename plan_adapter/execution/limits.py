@@ -5,6 +5,9 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
+ITEM_ROLLBACK_URGENCY = 1e9
+"""The least urgency of the calls that roll back an item of a group. Those of all other calls are smaller."""
+
 
 class RunClock:
     """Calls `on_timeout` once it has run for `seconds`. Starts when created. Belongs to one event loop."""
@@ -46,6 +49,7 @@ class Slots:
     def __init__(self, limit: int) -> None:
         """Create `limit` free slots."""
         self._free = limit
+        self._reserved = 0
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._arrival = count()
         self._granting = False
@@ -71,6 +75,15 @@ class Slots:
         self._free += 1
         self._grant_soon()
 
+    def reserve(self) -> None:
+        """Keep one slot for the rollback of an item until `unreserve`: other calls are granted only what is free besides."""
+        self._reserved += 1
+
+    def unreserve(self) -> None:
+        """Undo one `reserve`."""
+        self._reserved -= 1
+        self._grant_soon()
+
     def _grant_soon(self) -> None:
         # Not at once: the end of a step may make other steps ready, and the most urgent of all should win.
         if self._free and self._waiting and not self._granting:
@@ -79,7 +92,7 @@ class Slots:
 
     def _grant(self) -> None:
         self._granting = False
-        while self._free and self._waiting:
+        while self._waiting and self._free > (0 if -self._waiting[0][0] >= ITEM_ROLLBACK_URGENCY else self._reserved):
             self._free -= 1
             heapq.heappop(self._waiting)[2]()
 
@@ -95,6 +108,14 @@ class InnerSlots(Slots):
     def request(self, urgency: float, on_granted: Callable[[], None]) -> None:
         """Call `on_granted` once a slot is free here and in the outer slots."""
         super().request(urgency, lambda: self._outer.request(urgency, on_granted))
+
+    def reserve(self) -> None:
+        """Keep one of the outer slots, which every call takes, for the rollback of an item."""
+        self._outer.reserve()
+
+    def unreserve(self) -> None:
+        """Undo one `reserve`."""
+        self._outer.unreserve()
 
     def release(self) -> None:
         """Give a slot back, here and to the outer slots."""

@@ -10,6 +10,7 @@ from plan_adapter.execution.call_arguments import NO_RETRY, CallTarget
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.items import item_labels
+from plan_adapter.execution.limits import ITEM_ROLLBACK_URGENCY
 from plan_adapter.execution.ports import AttemptEnd, RecordedResolution, StepRunner, UnknownOutcome
 from plan_adapter.execution.rollback_status import (
     CHECK_BY_HAND,
@@ -63,7 +64,7 @@ class Rollback:
         """Prepare to roll back the run of `scope`. `history` holds all its attempts.
 
         With `open_gates`, those of the run in progress, only an item of a group is rolled back, and `history` holds the attempts of that
-        item. A stop of the run itself does not stop the rollback.
+        item; the caller has reserved a slot for it. A stop of the run itself does not stop the rollback.
         """
         self._open_gates = open_gates
         self.scope = replace(scope, history=history, stop=Stop(), clock=None, gates=None, refusal=None)
@@ -80,8 +81,8 @@ class Rollback:
         self._before = rollback_graph(self._validated, history)
         self._after = graph.successors(self._before)
         self._waits_for = {node: len(after) for node, after in self._after.items()}  # how many nodes must be rolled back before it
-        first = 0 if open_gates is None else len(self._steps)  # before any step that waits for a slot
-        self._urgency = {node: float(first + position) for position, node in enumerate(self._before)}
+        first = 0 if open_gates is None else ITEM_ROLLBACK_URGENCY  # before any step that waits for a slot
+        self._urgency = {node: first + position for position, node in enumerate(self._before)}
         self._failed_units = [unit for unit in history.failed if unit[0] in self._validated.rollbacks]
         also_failed = {
             unit: FailedUnit(*unit, history.attempts[unit]) for unit in self._failed_units if self._steps[unit[0]].rollback_failed
@@ -293,10 +294,18 @@ class Rollback:
         self._open_questions.append(unknown_outcome)
         try:
             if self._open_gates is not None:
-                return await self._open_gates.ask_for_resolution(unknown_outcome)
+                return await self._ask_in_run(self._open_gates, unknown_outcome)
             return await self.scope.outcomes.ask(unknown_outcome)
         finally:
             self._open_questions.remove(unknown_outcome)
+
+    async def _ask_in_run(self, open_gates: OpenGates, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
+        """Ask people while the other steps of the run continue: the slot that is reserved for this item is free for them."""
+        self.scope.slots.unreserve()
+        try:
+            return await open_gates.ask_for_resolution(unknown_outcome)
+        finally:
+            self.scope.slots.reserve()
 
     def _withdraw(self) -> None:
         """Withdraw all open questions, because nothing further is undone."""
@@ -481,7 +490,9 @@ class Rollback:
         irreversible = self._irreversible_steps()
         notes = [f"cannot be rolled back: {listed(irreversible, MAX_NAMES)} (writes, declares no rollback)"] if irreversible else []
         notes += possibly_done_note(self._validated.plan, self._history)
-        return report_of({**reasons, **dict.fromkeys(failed, CHECK_BY_HAND)}, self._labels, not_started=self._not_started, notes=notes)
+        reasons |= dict.fromkeys(failed, CHECK_BY_HAND)
+        is_item = self._open_gates is not None
+        return report_of(reasons, self._labels, not_started=self._not_started, notes=notes, of_item=is_item)
 
     def _irreversible_steps(self) -> list[str]:
         """Return the steps that changed something and declare no rollback."""

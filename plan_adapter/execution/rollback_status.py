@@ -42,13 +42,20 @@ class RollbackReport:
 
 
 def report_of(
-    reasons: Mapping[Unit, str], labels: Mapping[Unit, str], *, not_started: Sequence[Unit] = (), notes: Sequence[str] = ()
+    reasons: Mapping[Unit, str],
+    labels: Mapping[Unit, str],
+    *,
+    not_started: Sequence[Unit] = (),
+    notes: Sequence[str] = (),
+    of_item: bool = False,
 ) -> RollbackReport:
     """Return what is rolled back, what is not and why, and which items never started; `notes` come last.
 
-    `reasons` maps each step or item that did something to why it is not rolled back. The reason is empty if it is rolled back.
+    `reasons` maps each step or item that did something to why it is not rolled back. The reason is empty if it is rolled back. `of_item`:
+    it is about one item of a group, so that labels alone would tell nothing.
     """
-    names = _unit_names([*reasons, *not_started], labels)
+    calls = {unit: call_name(*unit, labels.get(unit)) for unit in [*reasons, *not_started]}
+    names = calls if of_item else _unit_names(calls, labels)
     undone = [names[unit] for unit, why in reasons.items() if not why]
     not_undone = [f"{names[unit]} ({why})" for unit, why in reasons.items() if why]
     left = [names[unit] for unit in not_started]
@@ -56,7 +63,6 @@ def report_of(
     parts += ["not rolled back: " + listed(not_undone, MAX_NAMES)] if not_undone else []
     parts += ["not started: " + listed(left, MAX_NAMES)] if left else []
     can_continue = any(why not in ("", CHECK_BY_HAND, ITEM_NOT_COMPLETED) for why in reasons.values())
-    calls = {unit: call_name(*unit, labels.get(unit)) for unit in reasons}
     return RollbackReport(
         "; ".join([*parts, *notes]),
         can_continue,
@@ -65,11 +71,11 @@ def report_of(
     )
 
 
-def _unit_names(units: Sequence[Unit], labels: Mapping[Unit, str]) -> dict[Unit, str]:
-    """Return a name for each unit. If all are items of one step, their labels are enough."""
-    if len({step_id for step_id, _ in units}) == 1 and all(unit in labels for unit in units):
-        return {unit: labels[unit] for unit in units}
-    return {unit: call_name(*unit, labels.get(unit)) for unit in units}
+def _unit_names(calls: Mapping[Unit, str], labels: Mapping[Unit, str]) -> dict[Unit, str]:
+    """Return a name for each unit in `calls`. If all are items of one step, their labels are enough."""
+    if len({step_id for step_id, _ in calls}) == 1 and all(unit in labels for unit in calls):
+        return {unit: labels[unit] for unit in calls}
+    return dict(calls)
 
 
 def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:

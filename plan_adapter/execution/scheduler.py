@@ -349,6 +349,7 @@ class Scheduler:
         for state in group.pop_ended():
             self.tasks.spawn(self._close_items(state))
         for item in group.pop_failed():
+            self._scope.slots.reserve()  # at once, before another call gets the slot that the failed one gave back
             self.tasks.spawn(self._roll_back_item(group, item))
         if group.is_over:
             self.tasks.spawn(self._close_group(group))
@@ -387,14 +388,20 @@ class Scheduler:
         return group.record_end(item, step_id, None)
 
     async def _roll_back_item(self, group: Group, item: int) -> None:
-        """Roll back an item that failed, from the record. If the run stops, calls in progress finish and no further one starts."""
-        stop, attempts = self._scope.stop, await self._scope.recorder.calls_of_item([*group.calls], item)
-        rollback = Rollback(self._scope, RunHistory.of(*attempts), self._run_step, open_gates=self.open_gates)
-        halt = partial(rollback.halt.set, "cancelled")
-        if stop.is_set:
-            halt(stop.message)
-        stop.future.add_done_callback(lambda _: halt(stop.message))
-        await rollback.undo()
+        """Roll back an item that failed, from the record, in the slot that is reserved for it.
+
+        If the run stops, calls in progress finish and no further one starts.
+        """
+        try:
+            stop, attempts = self._scope.stop, await self._scope.recorder.calls_of_item([*group.calls], item)
+            rollback = Rollback(self._scope, RunHistory.of(*attempts), self._run_step, open_gates=self.open_gates)
+            halt = partial(rollback.halt.set, "cancelled")
+            if stop.is_set:
+                halt(stop.message)
+            stop.future.add_done_callback(lambda _: halt(stop.message))
+            await rollback.undo()
+        finally:
+            self._scope.slots.unreserve()
         self._scope.item_rollbacks.append(report := rollback.report())
         group.record_rollback(item, report)
         self._advance(group)
@@ -551,12 +558,15 @@ class Scheduler:
     async def _run_call(self, state: Items, make_call: Callable[[], Call]) -> None:
         call = make_call()
         call.take_slot()
-        end = await self._run_step(call)
-        self.open_gates.count_call(-1)
-        if end.outcome == "unknown" and call.unknown_attempt is not None:
-            await self._resolve_outcome(state, call, call.unknown_attempt, end)
-        else:
-            await self._call_ended(state, call, end)
+        try:
+            end = await self._run_step(call)
+            self.open_gates.count_call(-1)
+            if end.outcome == "unknown" and call.unknown_attempt is not None:
+                await self._resolve_outcome(state, call, call.unknown_attempt, end)
+            else:
+                await self._call_ended(state, call, end)
+        finally:
+            call.end_reservation()
 
     async def _call_ended(self, state: Items, call: Call, end: AttemptEnd) -> None:
         if call.is_of_group:
@@ -577,7 +587,8 @@ class Scheduler:
         if state.step.group is not None and state.is_cut_short:
             run = self._runs[state.step.id]
             called = f"done for {state.count - state.missing - state.without_call} of {counted(state.count, 'item')}"
-            run.status, run.reason = StepStatus.SKIPPED, f"{called}: {cause}"
+            run.status, run.reason = StepStatus.SKIPPED, f"{called}, not called for {state.missing}: {cause}"
+            run.started_at = run.started_at or self._scope.recorder.now()  # all calls are carried
             self._end_now(run)
             return await self._close(state.step, show=False)
         self._finish(state.step, state.summary(cause), was_refused=state.is_refused, continues=state.continues)

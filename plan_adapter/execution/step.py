@@ -72,6 +72,7 @@ class Call:
         self._arguments = CallArguments(scope, self._target, step_run, item=item, value=value, name=self.name)
         self._policy = self._target.retry
         self._has_slot = True
+        self._has_reserved = False
         self._without_prefect = False
         self._attempts_made = 0
         self._retry_decision: tuple[AttemptEnd, float | None] | None = None
@@ -201,6 +202,9 @@ class Call:
             if end.not_done and not self._scope.stop.is_set:  # an attempt that did nothing costs no retry, a second one in a row does
                 self._scope.notify("attempt_failed", self.step_run, end.error, 0, name=self.name)
                 end = await self._attempt_once()
+            if end.outcome == "failed" and self._fails_item and self.retry_delay(end) is None:
+                self._has_reserved = True
+                self._scope.slots.reserve()  # until the scheduler knows how the call ended; Prefect is told first
         finally:
             self._has_slot = False
             self._scope.slots.release()
@@ -209,6 +213,19 @@ class Call:
             self.step_run.retry_count += 1
             self._scope.notify("attempt_failed", self.step_run, end.error, round(delay * 1000), name=self.name)
         return end
+
+    @property
+    def _fails_item(self) -> bool:
+        """Whether a failure of this call has its item of a group rolled back at once."""
+        plan = self._scope.approved.bound.validated.plan
+        group = plan.find_step(self.step.group) if self.is_of_group else None
+        return group is not None and plan.rolls_back_failed_items(group)
+
+    def end_reservation(self) -> None:
+        """Give back the slot that a failure has reserved for the rollback of the item, which has one of its own now."""
+        if self._has_reserved:
+            self._has_reserved = False
+            self._scope.slots.unreserve()
 
     async def _attempt_once(self) -> AttemptEnd:
         try:

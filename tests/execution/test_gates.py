@@ -163,7 +163,7 @@ async def test_each_item_of_a_loop_has_its_own_gate():
     run = await running
     assert sorted(world.ended) == ["x", "z"]
     assert run.step("each").status is StepStatus.FAILED
-    assert run.step("each").error == f"1 of 3 items were not started: {REJECTED.message}"
+    assert run.step("each").error == f"1 of 3 items was not started: {REJECTED.message}"
 
 
 async def test_no_approval_is_requested_for_a_call_that_cannot_be_made():

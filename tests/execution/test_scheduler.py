@@ -205,7 +205,7 @@ async def test_a_failed_item_fails_its_step_and_starts_no_further_item():
     plan.step("each").parameters = {"name": "${{ item }}"}
     run = await Execution(plan, [world.work]).go()
     assert run.step("each").error is not None
-    assert run.step("each").error.startswith("item y: ValueError: y is broken; 1 of 3 items were not started")
+    assert run.step("each").error.startswith("item y: ValueError: y is broken; 1 of 3 items was not started")
     assert world.begun == ["x", "y"]
 
 

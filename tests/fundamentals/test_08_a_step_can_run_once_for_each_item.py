@@ -22,7 +22,7 @@ async def test_a_resumed_run_does_not_call_completed_items_again() -> None:
     tools = ToolRegistry([check])
 
     run = await arun_plan(plan, tools=tools, inputs={"nodes": ["web-1", "web-2", "web-3"]}, offline=True)
-    assert (run.status, run.step("check").error) == ("failed", "item web-2: web-2 does not answer; 1 of 3 items were not started")
+    assert (run.status, run.step("check").error) == ("failed", "item web-2: web-2 does not answer; 1 of 3 items was not started")
 
     called.clear()
     broken.clear()

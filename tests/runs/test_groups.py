@@ -114,7 +114,7 @@ async def test_no_item_starts_after_a_failed_item_and_completed_items_are_rolled
     assert "rolled back: drain[a], before; not rolled back: drain[b] (its item did not complete, check by hand)" in message
     assert "**drain** `do`: done for some items in " in format_plan(ended)
     assert (ended.step("drain").is_partly_done, ended.step("after").is_partly_done) == (True, False)
-    assert ended.step("drain").reason == "done for 2 of 3 items: 1 item of `nodes` failed"
+    assert ended.step("drain").reason == "done for 2 of 3 items, not called for 1: 1 item of `nodes` failed"
 
 
 async def test_progress_lines_name_the_item_of_each_call(cluster: Cluster, store: PlanStore) -> None:
@@ -125,7 +125,7 @@ async def test_progress_lines_name_the_item_of_each_call(cluster: Cluster, store
     calls = [f"{what}[{node}]: {end}" for node in "ab" for what in ("drain", "restart") for end in ("started", "completed")]
     failure = "restart[b]: failed: ValueError: restart b is broken"
     assert progress[:8] == [*calls[:7], failure]
-    assert progress[8] == "drain: done for 2 of 3 items: 1 item of `nodes` failed"
+    assert progress[8] == "drain: done for 2 of 3 items, not called for 1: 1 item of `nodes` failed"
 
 
 async def test_rollback_failed_also_rolls_back_the_failed_item(cluster: Cluster, store: PlanStore) -> None:

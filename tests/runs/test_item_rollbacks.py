@@ -78,6 +78,39 @@ async def test_no_further_item_starts_after_more_failed_items_than_allowed(clust
     assert items_of(ended) == ["a failed and rolled back", "b completed", "c failed and rolled back", "d skipped", "e skipped"]
     assert cluster.done[-2:] == ["unrestart c", "undrain c"]
     assert "un" not in "".join(what for what in cluster.done if what.endswith("b"))
+    assert (ended.message or "").endswith("; 2 of 5 items were not started: 2 items of `nodes` failed")
+    assert ended.step("drain").reason == "done for 3 of 5 items, not called for 2: 2 items of `nodes` failed"
+
+
+async def test_the_message_names_the_steps_of_the_item_that_was_rolled_back(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("check b")
+    ended = await run(alone(act("drain", undo=True), act("restart", "drain"), act("check", "restart")), cluster, store)
+    assert ended.message == (
+        "`nodes` failed: b: `check` failed: ValueError: check b is broken (rolled back: drain[b]; cannot be rolled back: restart (writes, "
+        "declares no rollback)); 1 of 3 items was not started: 1 item of `nodes` failed"
+    )
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_failed_item_is_rolled_back_before_other_work_begins(cluster: Cluster, store: PlanStore, *, nested: bool) -> None:
+    cluster.broken.add("check b")
+    plan = alone(items="['a', 'b']")
+    plan.steps.append(Step(id="other", tool_name="do", parameters={"what": "other"}))
+    if nested:
+        plan = ExecutionPlan(description="Run it inside", steps=[Step(id="inner", plan="store:inner@1", pinned=plan, on_error="continue")])
+        plan.options.require_approval = False
+    await run(plan, cluster, store)
+    assert cluster.done[-5:] == ["drain b", "restart b", "unrestart b", "undrain b", "other"]
+
+
+async def test_a_failed_item_is_rolled_back_before_other_work_begins_in_prefect(
+    cluster: Cluster, store: PlanStore, prefect_server: Server
+) -> None:
+    cluster.broken.add("check b")
+    plan = alone(items="['a', 'b']")
+    plan.steps.append(Step(id="other", tool_name="do", parameters={"what": "other"}))
+    await arun_plan(plan, tools=cluster.tools, store=store)
+    assert cluster.done[-5:] == ["drain b", "restart b", "unrestart b", "undrain b", "other"]
 
 
 async def test_the_policy_of_the_plan_counts_and_so_does_that_of_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:

@@ -59,6 +59,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "pydantic_settings": ("local.settings",),
     "anyio": ("tools", "execution", "engine"),
     "pydantic": ("",),
+    "pydantic_core": ("",),
     "typing_extensions": ("tools",),
     "uvicorn": ("engine.server_process",),
     "packaging": ("engine.diagnosis",),

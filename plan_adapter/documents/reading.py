@@ -10,10 +10,9 @@ from typing import TypeAlias
 
 from pydantic import JsonValue
 
-from plan_adapter.documents.building import build_plan
 from plan_adapter.documents.json_text import read_json
 from plan_adapter.documents.nodes import Node, UnreadableError, shorten_path
-from plan_adapter.documents.plan_fields import Fields
+from plan_adapter.documents.typed import Fields, Typed, locate, read
 from plan_adapter.documents.yaml_text import read_yaml
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
@@ -41,23 +40,21 @@ def read_text(text: str, file: str | None) -> tuple[ExecutionPlan | None, list[P
         return None, [replace(error.problem, file=file)]
     if not isinstance(root.value, dict):
         return None, [_not_a_mapping(root, "a plan is a mapping with `description` and `steps`", file)]
-    fields = Fields()
-    fields.rename(root)
-    plan, findings = build_plan({key: node.plain() for key, node in root.value.items()})
-    known = {problem.at for problem in problems}  # a value that the reader refused is not reported again as a problem of the field
-    problems += [problem for problem in fields.problems if problem.at not in known]
-    problems += [_locate(root, problem) for problem in findings if problem.at not in known]
+    typed = read(root, ExecutionPlan, refused={problem.at for problem in problems})
+    problems += typed.problems
     if "steps" not in root.value:
-        problems.append(_locate(root, Problem("no-steps", at="steps", message="the plan has no steps", hint="write at least one")))
+        problems.append(locate(root, Problem("no-steps", at="steps", message="the plan has no steps", hint="write at least one")))
     problems = _in_text_order(problems, file)
-    _attach_origin(plan, fields, problems, _Marks(text, file, root if problems else None), file)
-    return plan, problems
+    _attach_origin(typed, problems, _Marks(text, file, root if problems else None), file)
+    return typed.value, problems
 
 
-def _attach_origin(plan: ExecutionPlan, fields: Fields, problems: list[Problem], marks: "_Marks", file: str | None) -> None:
-    if fields.step_histories:
-        fields.history["steps"] = {plan.steps[index].id: history for index, history in fields.step_histories.items()}
-    plan._history = fields.history  # pyright: ignore[reportPrivateUsage]  # only the reader sets what came with the document
+def _attach_origin(typed: Typed[ExecutionPlan], problems: list[Problem], marks: "_Marks", file: str | None) -> None:
+    plan, history = typed.value, dict(typed.history.get("", {}))
+    found = ((step.id, typed.history.get(f"steps[{index}]")) for index, step in enumerate(plan.steps))
+    if steps := {step_id: entries for step_id, entries in found if entries}:
+        history["steps"] = dict[str, JsonValue](steps)
+    plan._history = history  # pyright: ignore[reportPrivateUsage]  # only the reader sets what came with the document
     plan._problems = tuple(problems)  # pyright: ignore[reportPrivateUsage]
     plan._marks = marks  # pyright: ignore[reportPrivateUsage]
     plan._file = file  # pyright: ignore[reportPrivateUsage]
@@ -98,11 +95,6 @@ def _read_either(yaml_reader: _Reader, text: str) -> tuple[Node | None, list[Pro
     return yaml_reader(text)
 
 
-def _locate(root: Node, problem: Problem) -> Problem:
-    node = root.find(problem.at)
-    return replace(problem, line=node.line, column=node.column)
-
-
 def _in_text_order(problems: list[Problem], file: str | None) -> list[Problem]:
     """Return the problems in text order, with the file."""
     ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
@@ -121,7 +113,7 @@ class _Marks:
     def find(self, at: str) -> tuple[int, int]:
         if self._root is None:
             self._root, _ = _read_tree(self._text, self._file)
-            Fields().rename(self._root)
+            Fields().rename(self._root, ExecutionPlan)
         node = self._root.find(at)
         return node.line, node.column
 
@@ -153,7 +145,7 @@ def read_values_text(
         return None, [replace(error.problem, file=file)], lambda problem: problem
     values = root.plain()
     if isinstance(values, dict):
-        return values, _in_text_order(problems, file), lambda problem: replace(_locate(root, problem), file=file)
+        return values, _in_text_order(problems, file), lambda problem: replace(locate(root, problem), file=file)
     return None, [_not_a_mapping(root, "the file must contain a mapping of names to values", file)], lambda problem: problem
 
 

@@ -1,7 +1,7 @@
 """How a plan runs and who approves it: `ExecutionOptions`, `ApprovalPolicy`, `Concurrency`, `RunWindow`, and the typed `Input`."""
 
 from collections.abc import Collection
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -40,13 +40,31 @@ Expiry: TypeAlias = Literal["reject", "skip", "default"]
 
 
 class DocumentModel(BaseModel):
-    """A part of a plan document. Unknown fields are refused."""
+    """A part of a document that people write. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=False, validate_assignment=False, populate_by_name=True)
 
+    noun: ClassVar[str] = ""
+    """What messages call the part, such as `a step`. Without one, they give its path."""
 
-class Input(DocumentModel):
+    names_fields: ClassVar[bool] = True
+    """Whether messages about wrong types name the field and show the value. Otherwise they say `this` and the type of the value."""
+
+    ignored_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields of documents that mean nothing here."""
+
+    history_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields of documents that are history only, and never trusted."""
+
+
+class PlanPart(DocumentModel):
+    """A part of a plan document. Its fields may be spelled as in the original implementations: `toolName` and `ToolName`."""
+
+
+class Input(PlanPart):
     """One typed input of a plan. An input without a default is required."""
+
+    noun: ClassVar[str] = "an input"
 
     type: InputType = Field(default="string", description="The type of the value.")
     title: str = Field(default="", description="The name of the field in forms, in any language. The default is the name of the input.")
@@ -69,8 +87,10 @@ class Input(DocumentModel):
         return self.default is None
 
 
-class Question(DocumentModel):
+class Question(PlanPart):
     """A question to a person: a form with typed fields. The result of the step holds the answer, by field."""
+
+    noun: ClassVar[str] = "a question"
 
     question: str = Field(description="What is asked, in words. It may contain `${{ }}`.", json_schema_extra={"minLength": 1})
     fields: dict[str, Input] = Field(
@@ -79,7 +99,7 @@ class Question(DocumentModel):
     )
 
 
-class Concurrency(DocumentModel):
+class Concurrency(PlanPart):
     """Which runs exclude each other, on all machines that share the store."""
 
     key: str = Field(description="Runs with the same key exclude each other, also those of other plans. It may contain `${{ inputs… }}`.")
@@ -90,7 +110,7 @@ class Concurrency(DocumentModel):
     )
 
 
-class ApprovalPolicy(DocumentModel):
+class ApprovalPolicy(PlanPart):
     """Who may approve and operate, how approvers prove their identity, which steps wait at a gate, and what happens if nobody answers."""
 
     approvers: list[str] = Field(default_factory=list, description="The names and groups that may answer. Empty means anyone.")
@@ -125,7 +145,7 @@ class ApprovalPolicy(DocumentModel):
         return who and proof and (self.self_approval or not other.self_approval)
 
 
-class RunWindow(DocumentModel):
+class RunWindow(PlanPart):
     """When a run may start. It is checked when the run is approved, and a run that has started is not stopped at the end of the window."""
 
     cron: str = Field(description="When the window opens: minute, hour, day of the month, month and day of the week.")
@@ -136,7 +156,7 @@ class RunWindow(DocumentModel):
     )
 
 
-class ExecutionOptions(DocumentModel):
+class ExecutionOptions(PlanPart):
     """How a plan is executed. Times are milliseconds; 0 means no limit."""
 
     require_approval: bool = Field(default=True, description="Whether a run needs an approval before it starts.")

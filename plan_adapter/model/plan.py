@@ -7,20 +7,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
-from pydantic import BaseModel, Field, JsonValue, PrivateAttr, WithJsonSchema
+from pydantic import BaseModel, Field, JsonValue, PrivateAttr, ValidationError, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
+from pydantic_core import PydanticCustomError
 from uuid_utils import uuid7
 
 from plan_adapter.model.options import (
     EFFECTS,
     ApprovalPolicy,
     Concurrency,
-    DocumentModel,
     Effect,
     ErrorPolicy,
     ExecutionOptions,
     Expiry,
     Input,
     Isolation,
+    PlanPart,
     Question,
     Runner,
 )
@@ -77,6 +78,9 @@ WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
 
 PERMISSIONS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "pattern": r"^\S(.*\S)?$"}, "pattern": WHOLE_EXPRESSION}
 """The JSON schema of a list of permissions, or of an expression that gives it."""
+
+
+_TIMES = ("started_at", "completed_at")
 
 
 def new_id() -> str:
@@ -158,7 +162,20 @@ CREATES_SECRETS_DESCRIPTION = (
 )
 
 
-class Rollback(DocumentModel):
+def _either(wanted: str) -> WrapValidator:
+    """Return a validator of a field with several types, which says what it accepts instead of an error for each type."""
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            given = error.errors()[0]["input"]  # the value, or the member of it that does not fit
+            raise PydanticCustomError("several_types", "must be {wanted}", {"wanted": wanted, "given": given, "hint": ""}) from None
+
+    return WrapValidator(validate)
+
+
+class Rollback(PlanPart):
     """The call that undoes a completed step. It is approved with the plan, tried once, and has the step's timeout."""
 
     tool_name: str = Field(description="The tool that undoes the step.")
@@ -177,8 +194,11 @@ class Permissions(NamedTuple):
 
 
 # guide/contributing.md lists what else a new field belongs in.
-class Step(DocumentModel):
+class Step(PlanPart):
     """One step of a plan: a tool call, a question to a person, or a goal in words."""
+
+    noun: ClassVar[str] = "a step"
+    history_fields: ClassVar[tuple[str, ...]] = ("index", "status", "result", "error", "duration_ms", "retry_count", *_TIMES)
 
     id: str = Field(
         default="",
@@ -205,7 +225,7 @@ class Step(DocumentModel):
     batch: int | None = Field(
         default=None, ge=1, description="How many items of a group run at once, within the plan's limit. The default is that limit."
     )
-    max_failures: int | str = Field(
+    max_failures: Annotated[int | str, _either('a whole number, or a share such as "20%"')] = Field(
         default=0,
         description="A group starts no further item after more failed items than this: a number, or a share of the items such as `20%`.",
         json_schema_extra={"minimum": 0, "pattern": MAX_FAILURES},
@@ -246,7 +266,7 @@ class Step(DocumentModel):
         description=CREATES_SECRETS_DESCRIPTION,
         json_schema_extra={"items": {"type": "string", "minLength": 1}},
     )
-    requires_approval: bool | Literal["each"] = Field(
+    requires_approval: Annotated[bool | Literal["each"], _either("true, false or `each`")] = Field(
         default=False,
         description="Whether the step waits at a gate of its own. For a group, `true` asks once before its first item, and `each` before "
         "each item.",
@@ -337,11 +357,18 @@ def _copy_inside(outer: Step, step: Step) -> Step:
     return copy
 
 
-class ExecutionPlan(DocumentModel):
+class ExecutionPlan(PlanPart):
     """A plan: a description, typed inputs, steps and options. It is approved and run as a whole.
 
     Missing ids of the plan and its steps are generated. `name` defaults to the first line of the description.
     """
+
+    noun: ClassVar[str] = "a plan"
+    ignored_fields: ClassVar[tuple[str, ...]] = ("$schema",)  # for editors
+    history_fields: ClassVar[tuple[str, ...]] = (
+        *("task_id", "agent_id", "org_id", "tenant_id", "status", "current_step", "total_duration_ms", "created_at", "updated_at", *_TIMES),
+        *("user_approved", "approved_at", "approved_by", "rejection_note"),
+    )
 
     version: Literal[1] = Field(default=1, description="The version of the plan document.")
     id: str = Field(default_factory=new_id, description="The plan's id. Generated if missing.")
@@ -353,7 +380,9 @@ class ExecutionPlan(DocumentModel):
     finally_: list[Step] = Field(default_factory=list, alias="finally", description=FINALLY_DESCRIPTION)
     concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other.")
     approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how they prove it.")
-    permissions: list[str] | str = Field(default_factory=list, description=PERMISSIONS_DESCRIPTION, json_schema_extra=PERMISSIONS_SCHEMA)
+    permissions: Annotated[list[str] | str, _either("a list of names, or one expression that gives it")] = Field(
+        default_factory=list, description=PERMISSIONS_DESCRIPTION, json_schema_extra=PERMISSIONS_SCHEMA
+    )
     on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, unless their step says otherwise.")
     outputs: dict[str, JsonValue] = Field(default_factory=dict, description="The results of a run, by name. They may contain `${{ }}`.")

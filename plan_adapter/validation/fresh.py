@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from plan_adapter.documents.building import build_plan
+from plan_adapter.documents.typed import build
 from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.model.plan import ExecutionPlan, Step, fields_of
 from plan_adapter.model.problems import Problem
@@ -31,14 +31,11 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
     problems = find_bad_values(document)
     if any(problem.code == "wrong-type" for problem in problems):
         return None, problems
-    document = normalize(document)
-    try:
-        fresh = ExecutionPlan.model_validate(document, strict=True)
+    fresh, mismatches = build(normalize(document), ExecutionPlan)
+    if not mismatches:
         _number_steps(plan)
-    except ValidationError:
-        fresh, mismatches = build_plan(_copy(document))
-        known = {problem.at for problem in problems}
-        problems += [problem for problem in mismatches if problem.at not in known]
+    known = {problem.at for problem in problems}
+    problems += [problem for problem in mismatches if problem.at not in known]
     _copy_metadata(plan, fresh)
     return fresh, problems
 
@@ -152,12 +149,6 @@ def _members(container: Any) -> Iterable[Any]:
 
 def _is_container(value: object) -> bool:
     return isinstance(value, dict | list | tuple)
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(member) for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    return [_copy(member) for member in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
 
 
 def _copy_metadata(plan: ExecutionPlan, fresh: ExecutionPlan) -> None:

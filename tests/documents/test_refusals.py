@@ -217,6 +217,30 @@ def test_a_plan_with_problems_can_be_inspected_but_has_no_digest() -> None:
     assert caught.value.problems == problems
 
 
+def test_a_plan_with_problems_lacks_only_what_is_wrong() -> None:
+    plan, problems = read_document("""\
+description: d
+options: {max_parallel_steps: 0, allow_parallel: true}
+steps:
+- {id: a, tool_name: t, max_retries: many, timeout_ms: long, depends_on: [1, 2], permissions: [p], tags: [x]}
+- {id: b, tool_name: t, rollback: {parameters: [], tool_name: 1}, max_failures: [], requires_approval: 1, for_each: "${{ [1] }}"}
+- hello
+permissions: [1, p, 2]
+tags: [1, x]
+""")
+    assert plan is not None
+    assert "`permissions` must be a list of names, or one expression that gives it, not the number 1" in {it.message for it in problems}
+    assert plan.to_document() == {
+        "description": "d",
+        "options": {"allow_parallel": True},
+        "steps": [
+            {"id": "a", "tool_name": "t", "tags": ["x"]},
+            {"id": "b", "tool_name": "t", "for_each": "${{ [1] }}"},
+            {"id": "step_3"},
+        ],
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "codes"),
     [("steps: [{tool_name: t}]", ["no-description"]), ("description: d", ["no-steps"]), ("description: d\nsteps:", ["no-steps"])],

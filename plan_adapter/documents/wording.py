@@ -1,0 +1,104 @@
+"""Words pydantic's errors as problems that name the field, what it accepts and what was given."""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from plan_adapter.documents.nodes import shorten_path
+from plan_adapter.model.problems import Problem, did_you_mean
+from plan_adapter.model.values import join
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_EXPECTED: Mapping[str, str] = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_LIMITS: Mapping[str, tuple[str, str]] = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
+_LITERAL_CODES: Mapping[str, str] = {"effect": "bad-effect", "version": "unsupported-version"}
+
+
+def to_problem(finding: "ErrorDetails", path: tuple[int | str, ...], *, names_field: bool) -> Problem:
+    """Return the problem of the value at `path`. Its message names the field and shows the value, or says `this` and the value's type."""
+    at = ""
+    for part in path:
+        at = join(at, part)
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _field_path(path)).lstrip(".")
+    code, message, hint = _describe(finding, shorten_path(name), names_field=names_field)
+    return Problem(code, at=at, message=message, hint=hint)
+
+
+def _field_path(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return the end of `path`, starting with a field's name."""
+    start = max((index for index, part in enumerate(path) if isinstance(part, str)), default=0)
+    return path[start:]
+
+
+def _describe(finding: "ErrorDetails", name: str, *, names_field: bool) -> tuple[str, str, str]:
+    """Return the code, message and hint. A validator of a model has chosen them itself if its error has a code."""
+    kind, context = finding["type"], finding.get("ctx", {})
+    given = context.get("given", finding["input"])
+    subject = f"`{name}`" if names_field else "this"
+    instead = f", not {_describe_value(given, shown=names_field)}"
+    if "code" in context:
+        return context["code"], finding["msg"], context["hint"]
+    if kind == "missing":
+        if finding["loc"] == ("description",):
+            return "no-description", "the plan has no description", "write in one sentence what the plan does"
+        return "missing-field", f"`{name}` is missing", f"write `{name}`"
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'|(\d+)", str(context.get("expected", "")))
+        known = [text or number for text, number in choices]
+        listed = ", ".join(f"`{choice}`" for choice in known)
+        wanted = f"must be {listed}" if len(known) == 1 else f"must be one of {listed}"
+        hint = did_you_mean(given[:60], known) if isinstance(given, str) and len(known) > 1 else ""
+        message = f"{subject} {wanted}" + (instead if names_field else "")
+        return _LITERAL_CODES.get(name, "bad-value"), message, hint if hint.startswith("did") else ""
+    if kind in _LIMITS:
+        words, limit = _LIMITS[kind]
+        return "bad-value", f"{subject} must be {words} {context[limit]}{instead}", ""
+    if wanted := context.get("wanted") or _EXPECTED.get(kind):
+        return "wrong-type", f"{subject} must be {wanted}{instead}", context.get("hint", _hint(wanted, given))
+    return "bad-value", f"{subject}: {finding['msg']}", ""
+
+
+def _describe_value(value: object, *, shown: bool) -> str:
+    """Return a phrase for `value` that shows only a few of its characters, or none of them."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower() if shown else "true or false"
+        case int() | float():
+            return f"the number {value}" if shown else "a number"
+        case str():
+            return (f"the text {value!r}" if len(value) <= 40 else f"the text {value[:40]!r}…") if shown else "text"
+        case list():
+            return "a list"
+        case _:
+            return "a mapping"
+
+
+def _hint(wanted: str, given: object) -> str:
+    if given is None:
+        return "write a value, or remove the line"
+    if wanted == "text" and isinstance(given, bool | int | float):
+        return "put it in quotes"
+    if wanted == "a list":
+        return "" if isinstance(given, dict) else "write a list: [ … ]"
+    if not isinstance(given, str):
+        return ""
+    if "${{" in given:
+        return "this field accepts no expression"
+    if wanted == "true or false":
+        return "`yes`, `no`, `on` and `off` are text; write true or false without quotes"
+    bare = given.strip().removeprefix("-").replace(".", "", 1)
+    return "write the number without quotes" if wanted in ("an integer", "a number") and bare.isdecimal() else ""

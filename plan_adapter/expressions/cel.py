@@ -24,16 +24,38 @@ NODE_BYTES = 8
 """The size of a value in bytes, without its characters. Each character counts as one byte."""
 
 
+_KIND_WORDS: Mapping[str, str] = {
+    "string": "a text",
+    "int": "a whole number",
+    "double": "a decimal number",
+    "bool": "a boolean",
+    "list": "a list",
+    "map": "an object",
+    "null_type": "null",
+    "dyn": "a value",
+}
+_COMPARISON = re.compile(r"'_(?:<|>|<=|>=|==|!=)_' applied to '\((?:int, double|double, int)\)'")
+_CHOICE = re.compile(r"'_\?_:_' applied to '\((?:bool|dyn),")
+
+
 class CelSyntaxError(ValueError):
-    """CEL refuses to compile an expression. `column` counts from 1 in its first line, or is None if CEL gives none."""
+    """CEL refuses to compile an expression. `column` counts from 1 in its first line, or is None if CEL gives none.
+
+    `hint` says how to fix a mismatch of types, and is empty for any other error. `evaluates` tells whether only the types differ of numbers
+    that are compared, or of the two values of a choice: CEL evaluates both.
+    """
 
     def __init__(self, error: str) -> None:
         """Parse CEL's message."""
-        found = re.search(r"ERROR: <input>:\d+:(\d+): (?:Syntax error: )?(.*)", error)
-        self.column = int(found[1]) if found else None
-        message = (found[2] if found else _strip_status_codes(error)).replace(" (in container '')", "").replace("'<EOF>'", "the end")
+        found = list(re.finditer(r"ERROR: <input>:\d+:(\d+): (?:Syntax error: )?(.*)", error))
+        serious = [each for each in found if not (_COMPARISON.search(each[2]) or _CHOICE.search(each[2]))]
+        self.evaluates = bool(found) and not serious
+        first = (serious or found or [None])[0]
+        self.column = int(first[1]) if first else None
+        message = (first[2] if first else _strip_status_codes(error)).replace(" (in container '')", "").replace("'<EOF>'", "the end")
         self.is_too_deep = "recursion" in message
-        super().__init__("it nests deeper than 32 levels" if self.is_too_deep else message.partition(" expecting ")[0])
+        mismatch, self.hint = explain_mismatch(message) or (None, "")
+        super().__init__("it nests deeper than 32 levels" if self.is_too_deep else mismatch or message.partition(" expecting ")[0])
 
 
 class CelValueError(ValueError):
@@ -104,20 +126,53 @@ def matches(pattern: str, text: str) -> bool:
         raise ExpressionError(f"`{shorten(pattern)}` is not an RE2 regular expression: {reason}") from None
 
 
-def type_hint(message: str) -> str:
-    """Return how to fix what CEL calls a missing overload."""
-    operands = message.rpartition("applied to")[2]
-    if "double" in operands and "int" in operands:
-        return "CEL does no mixed arithmetic: wrap the integer in double(), or write 2.0 for 2"
-    if "string" in operands and "_+_" in message:
-        return "CEL does no mixed arithmetic: wrap the other side in string(), or join them as text outside of `${{ }}`"
-    return "CEL converts nothing by itself: use double(), int() or string()"
+def words_of_kind(kind: str) -> str:
+    """Return a type that is written as in CEL in words: `a whole number` for `int`, `a list` for `list(int)`."""
+    outer = re.split(r"[(<]", kind, maxsplit=1)[0].rpartition(".")[2]
+    return _KIND_WORDS.get(outer.replace("int64", "int"), f"a {outer.lower()}")
+
+
+def explain_mismatch(message: str) -> tuple[str, str] | None:
+    """Return CEL's error about types that do not match in words, with how to fix it, or None if `message` is another error."""
+    if found := re.match(r"expression of type '(.*)' cannot be the (operand of a select|range of a comprehension)", message):
+        what = "fields" if found[2].startswith("operand") else "members to go through"
+        return f"{words_of_kind(found[1])} has no {what}", _CONVERT
+    # While it evaluates, CEL names only some operators with their types, and a function of a value as `(int).startsWith(string)`.
+    found = re.match(r"(?:No matching overloads found : |found no matching overload for )'?(?:\((.+?)\)\.)?([^('\s]+)(.*)", message)
+    if found is None:
+        return None
+    operator = _OPERATORS.get(found[2], found[2].replace("_", "").removeprefix("@"))
+    listed = found[3].removeprefix("' applied to '(")
+    kinds = [found[1]] * bool(found[1]) + re.findall(r"[\w.]+(?:\((?:[^()]|\([^()]*\))*\))?", listed)
+    return _describe_mismatch(operator, [words_of_kind(kind) for kind in kinds])
+
+
+_CONVERT = "CEL converts nothing by itself: use double(), int() or string()"
+_OPERATORS: Mapping[str, str] = {"_?_:_": "? :", "<jump_condition>": "? :", "_[_]": "[ ]", "<iter_range>": "map"}
+_VERBS: Mapping[str, str] = {
+    **{"+": "add", "-": "subtract", "*": "multiply", "/": "divide"},
+    **dict.fromkeys(("<", ">", "<=", ">=", "==", "!="), "compare"),
+}
+
+
+def _describe_mismatch(operator: str, kinds: list[str]) -> tuple[str, str]:
+    """Return what is wrong with an operator or function for values of `kinds`, which are words, and how to fix it."""
+    if operator == "? :" and kinds[:1] == ["a boolean"]:
+        return f"`? :` needs two values of one type, not {' and '.join(kinds[1:])}", _CONVERT
+    if operator == "? :":
+        return f"`? :` needs true or false before the `?`{f', not {kinds[0]}' if kinds else ''}", "compare the value with something"
+    verb = _VERBS.get(operator, "take") if len(kinds) == 2 else "take"
+    message = f"`{operator}` cannot {verb} {' and '.join(kinds) or 'values of these types'}"
+    if set(kinds) == {"a decimal number", "a whole number"}:
+        return message, "CEL does no mixed arithmetic: wrap the integer in double(), or write 2.0 for 2"
+    if operator == "+" and "a text" in kinds:
+        return message, "CEL does no mixed arithmetic: wrap the other side in string(), or join them as text outside of `${{ }}`"
+    return message, f"`{operator}` is for true and false: compare the value with something" if operator in ("&&", "||", "!") else _CONVERT
 
 
 def _explain_value_error(message: str) -> str:
-    if message.startswith("No matching overloads found"):
-        signature = message.partition(" : ")[2].replace("int64", "int")
-        return f"the types do not match: {signature}; {type_hint(f'{signature} applied to {signature}')}"
+    if (mismatch := explain_mismatch(message)) is not None:
+        return "; ".join(mismatch)
     return message.replace("Iteration budget exceeded", "it goes through more than 10,000 items; let a tool do that")
 
 

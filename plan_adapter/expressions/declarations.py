@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from plan_adapter.expressions.references import Path, format_path
+from plan_adapter.expressions.cel import words_of_kind
+from plan_adapter.expressions.references import EACH, Path, format_path
 from plan_adapter.expressions.shape import ANYTHING, NoMemberError, Shape, list_of, shape_of_type
 from plan_adapter.model.problems import did_you_mean
 
@@ -125,9 +126,9 @@ def _no_member(path: Path, shape: Shape, fields: Collection[str] | None) -> Refu
         return RefusedError("expression-type", f"`{value}` is always null: the tool returns nothing", "remove the reference")
     if fields is None:
         hint = f"write {format_path((*path[:-1], 0))} for its first member" if shape.type == "list" else ""
-        kind = shape.type if shape.is_optional else shape.kind
-        article = "an" if kind == "int" else "a"
-        return RefusedError("expression-type", f"`{format_path(path)}`: {article} {kind} has no `{key}`", hint)
+        if key == EACH:  # a macro goes through the members
+            return RefusedError("expression-type", f"`{value}`: {words_of_kind(shape.type)} has no members to go through")
+        return RefusedError("expression-type", f"`{format_path(path)}`: {words_of_kind(shape.type)} has no `{key}`", hint)
     hint = did_you_mean(str(key), fields) if fields else "declare it under `outputs` of the plan that the step runs"
     return RefusedError("unknown-reference", f"`{value}` has no field `{key}`", hint)
 
@@ -138,7 +139,7 @@ def check_kind(source: str, kind: str, expect: Expected | None) -> None:
         raise RefusedError("expression-type", f"{source} is a {kind}, which JSON does not have", "convert it with string()")
     if expect is not None and kind.partition("(")[0] not in ("dyn", expect):
         wanted = "`true` or `false`" if expect == "bool" else "a list"
-        raise RefusedError("expression-type", f"{source} is of type {kind}", f"this must be an expression for {wanted}")
+        raise RefusedError("expression-type", f"{source} is {words_of_kind(kind)}", f"this must be an expression for {wanted}")
 
 
 def _shape_of_step(path: Path, declared: Declarations) -> Shape:

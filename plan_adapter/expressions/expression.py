@@ -19,9 +19,12 @@ from plan_adapter.expressions.references import (
     MissingValueError,
     Path,
     Reference,
+    asks_for_null,
+    count_names,
     follow,
     format_path,
     hyphenated_word,
+    is_compared_with_null,
     longest_paths,
     member_paths,
     read_path,
@@ -132,6 +135,7 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
     if path is not None:
         return Expression(source, shape_of(path, declarations), None, (Variable("", "dyn", path),))
     values, known = _Program(), _Program()
+    has_null, mentions_null = asks_for_null(source), count_names(source, {"null"}) > 0
     for reference in references(source):
         if reference.path[0] == "run" and not declarations.run:
             continue  # perhaps a variable of a macro
@@ -141,13 +145,14 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
         kind = shape_of(reference.path, declarations).kind
         is_result = reference.path[0] == "steps" and reference.path[2:] == ("result",)
         values.add(source, reference, "dyn" if is_result else kind)
-        known.add(source, *(_known_part(source, reference, declarations) if is_result else (reference, kind)))
+        known.add(source, *(_known_part(source, reference, declarations, has_null=has_null) if is_result else (reference, kind)))
     for program in (values, known):
         program.code += source[program.position :]
     context_names = [name for name, exists in (("item", declarations.item), ("result", declarations.result)) if exists]
     roots = {path[0] for path in longest_paths(values.code)}  # not the members of other references: `steps.build.result`
-    for program in (values, known):
-        program.variables += [Variable(name, "dyn", (name,)) for name in context_names if name in roots]
+    for name in (name for name in context_names if name in roots):
+        values.variables.append(Variable(name, "dyn", (name,)))
+        known.variables.append(Variable(name, "dyn" if mentions_null else _known_kind((name,), declarations), (name,)))
     try:
         kind = cel.type_of(values.code, _signature(values.variables))
     except cel.CelSyntaxError as error:
@@ -157,7 +162,8 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
         try:
             kind = cel.type_of(known.code, _signature(known.variables))
         except cel.CelSyntaxError as error:
-            raise _explain_refusal(source, error, known.variables, declarations) from None
+            if not error.evaluates:
+                raise _explain_refusal(source, error, known.variables, declarations) from None
     return Expression(source, shape_of_kind(kind), values.code, tuple(values.variables))
 
 
@@ -178,21 +184,27 @@ class _Program:
         self.position = reference.end
 
 
-def _known_part(source: str, reference: Reference, declarations: Declarations) -> tuple[Reference, str]:
+def _known_part(source: str, reference: Reference, declarations: Declarations, *, has_null: bool) -> tuple[Reference, str]:
     """Return the longest form of `reference` whose type is known, with that type.
 
     Only types are checked with it: in a run, a step that was skipped has the result null, which an expression may ask for first.
     """
     whole = read_path(source, reference.start)
-    if len(whole.path) <= 3 or source[: reference.start].rstrip().endswith("has("):
+    is_asked_for = source[: reference.start].rstrip().endswith("has(") or is_compared_with_null(source, whole)
+    if is_asked_for or (has_null and len(whole.path) <= 3):
         return reference, "dyn"
+    kind = _known_kind(whole.path, declarations)
+    return (reference, kind) if kind == "dyn" else (whole, kind)
+
+
+def _known_kind(path: Path, declarations: Declarations) -> str:
+    """Return the type of the value at `path`, or `dyn` if it is not known or may be null."""
     try:
-        kind = shape_of(whole.path, declarations).kind
+        kind = shape_of(path, declarations).kind
     except RefusedError:  # reported after all other mistakes
-        return reference, "dyn"
-    if kind.partition("(")[0] in ("dyn", "double", "null_type"):  # JSON does not tell 1 from 1.0
-        return reference, "dyn"
-    return whole, kind.replace("double", "dyn")
+        return "dyn"
+    # A list of numbers may contain 1 for 1.0: JSON does not tell them apart.
+    return {"null_type": "dyn", "list(double)": "list"}.get(kind, kind)
 
 
 def _signature(variables: list[Variable] | tuple[Variable, ...]) -> cel.Signature:
@@ -206,8 +218,8 @@ def _explain_refusal(source: str, error: cel.CelSyntaxError, variables: list[Var
     unknown = re.match(r"undeclared reference to '([^']*)'", message)
     if unknown:
         return RefusedError("unknown-reference", f"{place}: there is no `{unknown[1]}`", _name_hint(source, unknown[1], declarations))
-    if "overload" in message or message.startswith("expression of type"):
-        return RefusedError("expression-type", f"{place}: {message}", cel.type_hint(message))
+    if error.hint:
+        return RefusedError("expression-type", f"{place}: {message}", error.hint)
     hint = "let a tool do that" if error.is_too_deep else _syntax_hint(source)
     return RefusedError("expression-syntax", f"{place}: {message}", hint)
 

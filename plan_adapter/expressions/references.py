@@ -36,6 +36,8 @@ _NEAR = re.compile(
 )
 """What other languages write for a value: `{{ inputs.host }}`, `{inputs.host}`, `${inputs.host}`, `$inputs.host`."""
 
+_BEFORE_NULL = re.compile(r"\s*[=!]=\s*null\b")
+_AFTER_NULL = re.compile(r"(?<![\w.])null\s*[=!]=\s*$")
 _KEY = re.compile(rf"({_IDENTIFIER})|({_PLAIN_STRING})|(\d+)")
 _BRACKETS = re.compile(rf"{_STRING}|[{{}}]")
 _TOKEN = re.compile(rf"{_STRING}|//[^\n]*|(?P<name>{_IDENTIFIER})|[^\s\w]|\d[\w.]*")
@@ -134,6 +136,17 @@ def read_path(code: str, start: int) -> Reference:
     if match is None:
         return Reference((), start, start)
     return Reference(_parse_path(match[1], match[2]), start, match.end())
+
+
+def is_compared_with_null(code: str, reference: Reference) -> bool:
+    """Return whether `code` compares the reference with null: `steps.a.result != null`."""
+    return bool(_BEFORE_NULL.match(code, reference.end) or _AFTER_NULL.search(code[: reference.start]))
+
+
+def asks_for_null(code: str) -> bool:
+    """Return whether `code` contains a null that is not compared with a reference, such as `list.filter(x, x != null)`."""
+    uses = (read_path(code, match.start()) for match in _find_uses(code, _LONGEST))
+    return count_names(code, {"null"}) > sum(is_compared_with_null(code, use) for use in uses)
 
 
 def longest_paths(code: str) -> list[Path]:

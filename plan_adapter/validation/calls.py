@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
+from plan_adapter.expressions.cel import words_of_kind
 from plan_adapter.expressions.declarations import Expected
 from plan_adapter.expressions.expression import Expression
 from plan_adapter.expressions.shape import ANYTHING, Shape
@@ -515,7 +516,7 @@ def _compile_label(findings: Findings, text: str, at: str, declared: Declaration
     template = _compile_field(findings, text, at, declared)
     parts = template.texts.get(text, ())
     if len(parts) == 1 and isinstance(parts[0], Expression) and parts[0].kind.partition("(")[0] in ("bool", "list", "map", "null_type"):
-        message = f"`label` is of type {parts[0].kind}, which cannot name an item"
+        message = f"`label` is {words_of_kind(parts[0].kind)}, which cannot name an item"
         findings.add("expression-type", at, message, "write an expression for a text or a number")
     return template
 

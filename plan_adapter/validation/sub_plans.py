@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from plan_adapter.expressions import Template
+from plan_adapter.expressions.cel import words_of_kind
 from plan_adapter.expressions.expression import Expression
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.problems import Problem
@@ -89,7 +90,7 @@ def check_inputs(step: Step, at: str, given: Template, findings: Findings) -> No
     for name, kind in open_values.items():
         definition = step.pinned.inputs.get(name)
         if definition is not None and kind != "dyn" and definition.type not in _TYPES[kind]:
-            message = f"the value is of type {kind}, and the input `{name}` of type {definition.type}"
+            message = f"the value is {words_of_kind(kind)}, and the input `{name}` is of type {definition.type}"
             findings.add("expression-type", join(f"{at}.inputs", name), message, "convert it")
 
 

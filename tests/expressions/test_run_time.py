@@ -34,7 +34,10 @@ def with_result(result: Any) -> Variables:
         ("${{ steps.skipped.result }}", "`steps.skipped` has no key `result`; it has `status`"),
         ("${{ inputs.any[0] }}", "`inputs.any` has no index 0; it has 0 items"),
         ("${{ has(steps.check.result.maybe) || steps.check.result.gone > 1 }}", "has no key `gone`"),
-        ("${{ steps.check.result.share * 2 }}", "_*_(double, int); CEL does no mixed arithmetic: wrap the integer in double()"),
+        (
+            "${{ steps.check.result.share * 2 }}",
+            "`*` cannot multiply a decimal number and a whole number; CEL does no mixed arithmetic: wrap the",
+        ),
         ("${{ steps.check.result.text + 1 }}", "wrap the other side in string()"),
         ("${{ 1 / 0 }}", "divide by zero"),
         ("${{ 1.0 / 0.0 }}", "gives inf, which is not JSON"),

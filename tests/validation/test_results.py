@@ -98,11 +98,56 @@ def nothing() -> None:
 
 
 @tool(effect="read")
+def number() -> int:
+    """Return a number."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def share() -> float:
+    """Return a share."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def text() -> str:
+    """Return a text."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def flag() -> bool:
+    """Return true or false."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def perhaps() -> int | None:
+    """Return a number or nothing."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def names() -> list[str]:
+    """Return names."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def shares() -> list[float]:
+    """Return shares."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
 def unknown_type() -> "NotImported":  # type: ignore[name-defined]  # noqa: F821  # never needed to call it
     """Return what nobody knows."""
 
 
-TOOLS = ToolRegistry.with_builtins([report, nodes, node, either, open_result, renamed, counts, anything, nothing, unknown_type])
+SIMPLE_TOOLS = [number, share, text, flag, perhaps, names, shares]
+TOOLS = ToolRegistry.with_builtins(
+    [report, nodes, node, either, open_result, renamed, counts, anything, nothing, unknown_type, *SIMPLE_TOOLS]
+)
 
 
 def step(step_id: str, tool_name: str = "anything", **fields: Any) -> Step:
@@ -127,19 +172,19 @@ def messages_of(tool_name: str, expression: str) -> list[str]:
 @for_each(
     tool_name_expression_message=[
         ("run_command", "steps.a.result.stdot", "`steps.a.result` has no field `stdot`"),
-        ("run_command", "steps.a.result.stdout.first", "`steps.a.result.stdout.first`: a string has no `first`"),
-        ("run_command", "steps.a.result.exit_code + 'x'", "(int, string)"),
+        ("run_command", "steps.a.result.stdout.first", "`steps.a.result.stdout.first`: a text has no `first`"),
+        ("run_command", "steps.a.result.exit_code + 'x'", "`+` cannot add a whole number and a text"),
         ("run_command", "'中文' + steps.a.result.输出", ""),
         ("report", "steps.a.result.nodes[0].nmae", "`steps.a.result.nodes[0]` has no field `nmae`"),
         ("report", "steps.a.result.nodes.map(n, n.address.ctiy)", "`steps.a.result.nodes[*].address` has no field `ctiy`"),
         ("report", "steps.a.result.nodes.filter(n, n.up).map(m, m.naem)", "`steps.a.result.nodes[*]` has no field `naem`"),
         ("report", "steps.a.result.nodes.filter(n, n.up)[0].naem", "`steps.a.result.nodes[0]` has no field `naem`"),
-        ("report", "steps.a.result.nodes.exists(n, n.labels.exists(k, k.x == '1'))", "a string has no `x`"),
-        ("report", "steps.a.result.nodes.name", "a list(map) has no `name`"),
-        ("nodes", "steps.a.result.name", "a list(map) has no `name`"),
+        ("report", "steps.a.result.nodes.exists(n, n.labels.exists(k, k.x == '1'))", "a text has no `x`"),
+        ("report", "steps.a.result.nodes.name", "a list has no `name`"),
+        ("nodes", "steps.a.result.name", "a list has no `name`"),
         ("either", "steps.a.result.street", "`steps.a.result` has no field `street`"),
         ("nothing", "steps.a.result.x", "`steps.a.result` is always null"),
-        ("node", "steps.a.result.up + 1", "(bool, int)"),
+        ("node", "steps.a.result.up + 1", "`+` cannot add a boolean and a whole number"),
     ]
 )
 def test_a_field_that_a_result_does_not_have_is_refused(tool_name_expression_message: tuple[str, str, str]) -> None:
@@ -171,6 +216,82 @@ def test_a_field_that_a_result_does_not_have_is_refused(tool_name_expression_mes
 )
 def test_what_a_result_may_have_is_accepted(tool_name_expression: tuple[str, str]) -> None:
     assert messages_of(*tool_name_expression) == []
+
+
+def simple_plan(expression: str) -> ExecutionPlan:
+    """Return a plan whose last step uses results that have no fields, by `expression`. Each step has the id and the name of a tool."""
+    each = step("each", "number", for_each="${{ [1, 2] }}")
+    before = [each, *(step(simple.name, simple.name) for simple in SIMPLE_TOOLS)]
+    uses = step("b", "write_file", parameters={"path": "x", "content": f"x ${{{{ {expression} }}}}"})
+    return plan(*before, uses, inputs={"wanted": Input(type="boolean", default=True), "limit": Input(type="number", default=1)})
+
+
+@for_each(
+    expression_message=[
+        ("steps.number.result + 1.5", "`+` cannot add a whole number and a decimal number"),
+        ("steps.number.result > '3'", "`>` cannot compare a whole number and a text"),
+        ("steps.number.result == steps.text.result", "`==` cannot compare a whole number and a text"),
+        ("size(steps.number.result)", "`size` cannot take a whole number"),
+        ("steps.number.result == null ? 0.5 : steps.number.result + 1.5", "`+` cannot add a whole number and a decimal number"),
+        ("null != steps.number.result && steps.number.result > 'x'", "`>` cannot compare a whole number and a text"),
+        ("steps.number.result < 1.5 && steps.number.result + 1.5 > 2.5", "`+` cannot add a whole number and a decimal number"),
+        ("steps.text.result + 1", "`+` cannot add a text and a whole number"),
+        ("steps.text.result > 1", "`>` cannot compare a text and a whole number"),
+        ("steps.text.result == 3", "`==` cannot compare a text and a whole number"),
+        ("-steps.text.result", "`-` cannot take a text"),
+        ("steps.text.result.map(t, t)", "a text has no members to go through"),
+        ("steps.flag.result + 1", "`+` cannot add a boolean and a whole number"),
+        ("steps.flag.result && steps.number.result", "`&&` cannot take a boolean and a whole number"),
+        ("steps.number.result ? 1 : 2", "`? :` needs true or false before the `?`, not a whole number"),
+        ("steps.share.result + 1", "`+` cannot add a decimal number and a whole number"),
+        ("steps.share.result + 'x'", "`+` cannot add a decimal number and a text"),
+        ("steps.names.result + 1", "`+` cannot add a list and a whole number"),
+        ("steps.names.result.exists(n, n == 1)", "`==` cannot compare a text and a whole number"),
+        ("steps.each.result + 1", "`+` cannot add a list and a whole number"),
+    ]
+)
+def test_a_result_without_fields_has_its_type_in_operators(expression_message: tuple[str, str]) -> None:
+    expression, message = expression_message
+    (found,) = [found for code, _, found in problems(simple_plan(expression)) if code != "unused-input"]
+    assert message in found
+
+
+@for_each(
+    expression=[
+        "steps.number.result + 1",
+        "steps.number.result > 1.5",  # CEL compares all numbers
+        "steps.share.result > 1",
+        "steps.number.result >= inputs.limit",
+        "steps.number.result == null ? 0 : steps.number.result + 1",  # null, if the step was skipped or failed
+        "null == steps.text.result ? 'none' : steps.text.result + '.'",
+        "[steps.number.result].filter(n, n != null).size() > 0",
+        "steps.each.result.filter(n, n != null)",  # null, for an item that failed
+        "steps.number.result > 1 ? steps.number.result : null",
+        "inputs.wanted ? steps.number.result : steps.text.result",  # CEL chooses between any two values
+        "double(steps.share.result) * 2.0",
+        "steps.shares.result.map(s, s * 2)",  # 1 or 1.0: JSON does not say
+        "type(steps.number.result) == null_type",
+        "steps.text.result.size() + size(steps.names.result)",
+        "steps.flag.result ? 1 : 2",
+        "steps.perhaps.result + 1",
+        "has(steps.text.result.path) ? steps.text.result.path : steps.text.result",  # of the file that keeps a large result
+    ]
+)
+def test_a_result_without_fields_is_used_as_its_type_allows(expression: str) -> None:
+    assert {code for code, _, _ in problems(simple_plan(expression))} <= {"unused-input"}
+
+
+def test_the_own_result_and_the_item_have_their_types_in_operators() -> None:
+    checked = plan(
+        step("a", "number", done_when="${{ result > 'x' }}"),
+        step("b", "number", done_when="${{ result == null || result > 1 }}"),
+        step("c", "node", for_each="${{ [1, 2] }}", parameters={"name": "x ${{ item + 1.5 }}"}),
+        step("d", "node", for_each="${{ [1, 2] }}", parameters={"name": "x ${{ item + 1 }}"}),
+    )
+    assert [(code, at) for code, at, _ in problems(checked)] == [
+        ("expression-type", "steps[0].done_when"),
+        ("expression-type", "steps[2].parameters.name"),
+    ]
 
 
 def test_results_are_checked_wherever_an_expression_can_be() -> None:
@@ -244,9 +365,9 @@ def test_the_outputs_of_a_sub_plan_and_the_answers_of_a_question_have_types() ->
     assert found == [
         "`steps.sub.result.node` has no field `down`",
         "`steps.sub.result.all[0]` has no field `down`",
-        "`steps.sub.result.text` is of type string",
-        "`steps.sub.result.two` is of type int",
-        "`steps.ask.result.choice` is of type string",
+        "`steps.sub.result.text` is a text",
+        "`steps.sub.result.two` is a whole number",
+        "`steps.ask.result.choice` is a text",
     ]
 
 
@@ -258,7 +379,7 @@ def test_items_written_as_expressions_may_have_any_field() -> None:
         )
         assert problems(checked) == []
     (found,) = problems(plan(step("a", "node", for_each="${{ [1, 2] }}", parameters={"name": "${{ item.os }}"})))
-    assert found[2] == "`item.os`: an int has no `os`"
+    assert found[2] == "`item.os`: a whole number has no `os`"
 
 
 def test_the_results_of_the_tools_of_a_goal_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

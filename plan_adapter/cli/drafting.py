@@ -84,9 +84,9 @@ class Destination:
         if path is None:
             return []
         if path.is_dir():
-            return [f"{path} is a folder: give the name of a file"]
+            return [output.folder_message(path)]
         if path.exists() and not self.force:
-            return [_file_exists_message(path)]
+            return [output.exists_message(path)]
         return [] if path.parent.is_dir() else [f"there is no folder {path.parent}"]
 
     def write(self, text: str) -> None:
@@ -103,7 +103,7 @@ class Destination:
                     file.write(text)
         except FileExistsError:
             output.document(text)
-            raise UsageError(_file_exists_message(path)) from None
+            raise UsageError(output.exists_message(path)) from None
         except OSError as error:
             output.document(text)
             raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
@@ -136,10 +136,6 @@ class DraftJob:
     tools: "ToolRegistry"
     destination: Destination
     as_json: bool
-
-
-def _file_exists_message(path: Path) -> str:
-    return f"{path} already exists: give another name, or --force"
 
 
 def call_line(call: "ModelCall") -> str:

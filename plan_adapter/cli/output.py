@@ -155,6 +155,16 @@ def _narrow_columns(widths: list[int], limit: int) -> None:
         widths[max(candidates, key=lambda index: widths[index])] -= 1
 
 
+def folder_message(path: Path) -> str:
+    """Return that `path`, which was given for a file to write, is a folder."""
+    return f"{path} is a folder: give the name of a file"
+
+
+def exists_message(path: Path) -> str:
+    """Return that `path` exists and is not overwritten."""
+    return f"{path} already exists: give another name, or --force"
+
+
 def write_file(path: Path, text: str) -> None:
     """Write `text` to `path`, completely or not at all. Raises UsageError if it cannot be written."""
     with atomic_file(path) as file:
@@ -162,11 +172,15 @@ def write_file(path: Path, text: str) -> None:
 
 
 @contextmanager
-def atomic_file(path: Path, *, private: bool = False) -> Generator[IO[str]]:
+def atomic_file(path: Path, *, private: bool = False, overwrite: bool = True) -> Generator[IO[str]]:
     """Yield a file that becomes `path` when the block ends, and is removed if the block raises. Raises UsageError if it cannot be written.
 
     `private`: only this account can read it.
     """
+    if path.is_dir():
+        raise UsageError(folder_message(path))
+    if not overwrite and path.exists():
+        raise UsageError(exists_message(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)

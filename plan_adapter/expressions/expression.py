@@ -152,7 +152,9 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
     roots = {path[0] for path in longest_paths(values.code)}  # not the members of other references: `steps.build.result`
     for name in (name for name in context_names if name in roots):
         values.variables.append(Variable(name, "dyn", (name,)))
-        known.variables.append(Variable(name, "dyn" if mentions_null else _known_kind((name,), declarations), (name,)))
+        kind = "dyn" if mentions_null else _known_kind((name,), declarations)
+        # Plans in stores compare a whole object in `done_when` with a text, which is false.
+        known.variables.append(Variable(name, "dyn" if kind == "map" else kind, (name,)))
     try:
         kind = cel.type_of(values.code, _signature(values.variables))
     except cel.CelSyntaxError as error:

@@ -37,10 +37,21 @@ class Problem:
         return f"{place}: {self.severity}[{self.code}]{path}: {self.message}{hint}"
 
 
-_OTHER_WORDS: Mapping[str, str] = MappingProxyType(
-    {"tool": "tool_name", "uses": "tool_name", "cmd": "command", "script": "command", "args": "argv", "needs": "depends_on", "if": "when"}
+_OTHER_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "tool": ("tool_name",),
+        "uses": ("tool_name",),
+        "cmd": ("command", "argv"),
+        "command": ("argv",),
+        "script": ("command", "argv"),
+        "args": ("argv", "parameters"),
+        "arguments": ("argv", "parameters"),
+        "with": ("parameters",),
+        "needs": ("depends_on",),
+        "if": ("when",),
+    }
 )
-"""What other programs call a field or a parameter, and what it is called here."""
+"""What other programs call a field or a parameter, and what it is called here, in the first of these that exists."""
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
@@ -51,7 +62,8 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
     more than 50 names, only names that differ by one letter (added, missing, replaced or swapped) are near besides. Pass a frozenset to
     have its index cached.
     """
-    if (meant := _OTHER_WORDS.get(word.casefold())) in known and word not in known:
+    meant = next((name for name in _OTHER_WORDS.get(word.casefold(), ()) if name in known), None)
+    if meant is not None and word not in known:
         return f"did you mean `{meant}`?"
     if word not in known and (inside := next((name for name in sorted(known) if name.endswith(f".{word}")), None)) is not None:
         return f"did you mean `{inside}`?"
@@ -150,9 +162,9 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "`run.failed_steps`."
         ),
         "needs-every-step": (
-            "A `when` would be true although one of the steps that it names failed, as in `b completed || c completed`. But each step that "
-            "it names is a dependency, and a step is skipped if one of its dependencies fails. Let the steps succeed and say in their "
-            "results what they found (`expect_status`, or `|| true` in a script), or move the step to `finally`."
+            "A `when` is true although a step that it names failed, as in `b completed || c completed`. But a step depends on each step "
+            "that its `when` names, and is skipped if one of them fails. Let those steps complete and say in the result what they found: "
+            "with `|| true` in a script, or with the parameter `expect_status` of `http_get`. Or move the step to `finally`."
         ),
         "chained-for-each-writes": (
             "Two steps write for the same list, one after the other. The first runs for all items before the second starts for any: all "

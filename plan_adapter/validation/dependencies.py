@@ -1,7 +1,7 @@
 """Which step waits for which: declared dependencies, those that references imply, and the check for cycles."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
@@ -71,10 +71,10 @@ Excluded: TypeAlias = Mapping[str, tuple[str, str, str]]
 """Steps that a step cannot wait for, with code, message and hint."""
 
 
-def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
+def check_dependencies(calls: list[Call], flags: Collection[str], findings: Findings) -> Dependencies:
     """Return the steps that each step waits for, implied ones last, and add the problems of the dependencies.
 
-    A `finally` step starts after all other steps, so it depends only on other `finally` steps.
+    A `finally` step starts after all other steps, so it depends only on other `finally` steps. `flags` are the boolean inputs.
     """
     first = [call for call in calls if not call.is_finally_step and call.step.group is None]
     last = [call for call in calls if call.is_finally_step]
@@ -90,7 +90,7 @@ def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
             )
     outer = _dependencies(first, excluded, findings, inherited=inherited)
     _check_chained_lists(first, outer, findings)
-    _check_conditions([call for call in calls if not call.is_finally_step], findings)
+    _check_conditions([call for call in calls if not call.is_finally_step], flags, findings)
     of_finally = _dependencies(last, excluded | {call.step.id: _ORDINARY_STEP for call in first}, findings)
     return Dependencies(outer | {step_id: after for step_id, after in of_finally.items() if step_id not in outer}, inner, {})
 
@@ -115,35 +115,68 @@ _FAILED: Mapping[str, JsonValue] = {"status": "failed", "error": "", "result": N
 _SKIPPED: Mapping[str, JsonValue] = {"status": "skipped", "error": None, "result": None}
 
 
-def _check_conditions(calls: list[Call], findings: Findings) -> None:
+def _check_conditions(calls: list[Call], flags: Collection[str], findings: Findings) -> None:
     """Warn about conditions that would let a step run although a step that it names failed: naming a step makes it a dependency.
 
-    A condition is tried with every status of the steps that it names, as far as these alone decide it.
+    A condition is tried with every status of the steps that it names, and with both values of `flags`, the boolean inputs, as far as these
+    alone decide it.
     """
     named = {call.step.id: call.step for call in calls}
     for call in calls:
         if call.when is None or not (steps := [named[name] for name in sorted(call.when.steps) if name in named]):
             continue
-        possible = [(_COMPLETED, _SKIPPED) if _may_be_skipped(step) else (_COMPLETED,) for step in steps]
-        if math.prod(len(statuses) + 1 for statuses in possible) > _MAX_STATUSES or _may_grow(call.when):
+        trials = _try_condition(call.when, steps, [name for name in sorted(call.when.inputs) if name in flags])
+        if not trials:
             continue
-        ids = [step.id for step in steps]
-        reached = {_is_true(call.when, ids, statuses) for statuses in product(*possible)}
-        tried = [statuses for statuses in product(*((*statuses, _FAILED) for statuses in possible)) if _FAILED in statuses]
-        missed = {
-            _is_true(call.when, ids, statuses): [name for name, end in zip(ids, statuses, strict=True) if end is _FAILED]
-            for statuses in tried
-        }
-        if reached == {False} and missed.keys() - {False}:
-            name = next(names for value, names in missed.items() if value is not False)[0]
+        missed = {value: failed for trial in trials for value, failed in trial.missed if value is not False}
+        if all(trial.reached == {False} for trial in trials) and missed:
+            name = next(iter(missed.values()))[0]
             message = f"`{call.step.id}` is skipped if `{name}` fails, so this is never true"
             hint = f"undo `{name}` with a `rollback`, or move `{call.step.id}` to `finally`"
             findings.warn("never-true", f"{call.at}.when", message, hint)
-        elif reached == {True} and True in missed and len(missed) > 1:
-            every = " and ".join(f"`{name}`" for name in ids)
-            message = f"`{call.step.id}` needs {every} to complete, whatever the condition says: it depends on each step that it names"
-            hint = f"let the results of {every} say what they found, in place of a failure, or move `{call.step.id}` to `finally`"
+        elif any(trial.is_true_in_vain for trial in trials):
+            ids = [f"`{step.id}`" for step in steps]
+            message = f"`{call.step.id}` is skipped if {' or '.join(ids)} fails, even if the condition is true then"
+            hint = (
+                f"a step depends on each step that its condition names: let {' and '.join(ids)} complete and say in the result what went "
+                f"wrong, or move `{call.step.id}` to `finally`"
+            )
             findings.warn("needs-every-step", f"{call.at}.when", message, hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What a condition gives, None if that is not decided: `reached` if no step failed, `missed` if the steps named with the value did."""
+
+    reached: set[bool | None]
+    missed: list[tuple[bool | None, list[str]]]
+    always_run: frozenset[str]  # the steps that cannot be skipped
+
+    @property
+    def is_true_in_vain(self) -> bool:
+        """Whether the condition is true after a failure, and depends on which step failed or on that one did."""
+        values = {value for value, _ in self.missed}
+        is_met = any(value is True and self.always_run.issuperset(failed) for value, failed in self.missed)
+        return is_met and (True not in self.reached or (self.reached == {True} and len(values) > 1))
+
+
+def _try_condition(condition: Template, steps: list[Step], flags: list[str]) -> list[_Trial]:
+    """Return what a condition gives for every status of `steps`, once per combination of `flags`, the boolean inputs that it uses."""
+    possible = [(_COMPLETED, _SKIPPED) if _may_be_skipped(step) else (_COMPLETED,) for step in steps]
+    if 2 ** len(flags) * math.prod(len(statuses) + 1 for statuses in possible) > _MAX_STATUSES or _may_grow(condition):
+        return []
+    ids = [step.id for step in steps]
+    always_run = frozenset(step.id for step in steps if not _may_be_skipped(step))
+    failing = [statuses for statuses in product(*((*statuses, _FAILED) for statuses in possible)) if _FAILED in statuses]
+    trials = list[_Trial]()
+    for values in product((True, False), repeat=len(flags)):
+        inputs = dict(zip(flags, values, strict=True))
+        missed = [
+            (_is_true(condition, ids, statuses, inputs), [name for name, end in zip(ids, statuses, strict=True) if end is _FAILED])
+            for statuses in failing
+        ]
+        trials.append(_Trial({_is_true(condition, ids, statuses, inputs) for statuses in product(*possible)}, missed, always_run))
+    return trials
 
 
 def _may_be_skipped(step: Step) -> bool:
@@ -156,10 +189,12 @@ def _may_grow(condition: Template) -> bool:
     return any(count_names(code, MULTIPLYING_CALLS) for code in codes)
 
 
-def _is_true(condition: Template, ids: list[str], statuses: tuple[Mapping[str, JsonValue], ...]) -> bool | None:
-    """Return whether a condition is true, or None if the statuses alone do not decide it."""
+def _is_true(
+    condition: Template, ids: list[str], statuses: tuple[Mapping[str, JsonValue], ...], inputs: Mapping[str, JsonValue]
+) -> bool | None:
+    """Return whether a condition is true, or None if the statuses and `inputs` alone do not decide it."""
     try:
-        return condition.resolve(Variables(steps=dict(zip(ids, statuses, strict=True)), inputs={})) is True
+        return condition.resolve(Variables(steps=dict(zip(ids, statuses, strict=True)), inputs=inputs)) is True
     except ExpressionError:
         return None
 

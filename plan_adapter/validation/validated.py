@@ -311,7 +311,8 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
     inner = [call for compiled in sub_plans.values() for call in compiled.own_and_inner_calls]
     check_gates(plans, calls, inner, findings)
     check_permissions(plans, calls, findings)
-    dependencies = check_dependencies(calls, findings)
+    flags = {name for name, definition in fresh.inputs.items() if definition.type == "boolean"}
+    dependencies = check_dependencies(calls, flags, findings)
     outputs = _compile_outputs(fresh, dependencies.outer, StepResults(fresh, tools), findings)
     run_name = _compile_run_name(fresh, dependencies.outer, findings)
     key = _compile_key(fresh, dependencies.outer, findings)

@@ -39,6 +39,27 @@ def test_an_export_is_written_to_the_file_of_o(plan: Plan, run_id: str) -> None:
     assert document_of(Path("record.jsonl").read_text(encoding="utf-8"))["run"]["id"] == run_id
 
 
+def test_an_export_replaces_a_file_only_with_force(plan: Plan, run_id: str) -> None:
+    Path("record.json").write_text("mine", encoding="utf-8")
+    refused = plan("export", run_id, "-o", "record.json")
+    assert (refused.code, refused.err) == (2, "plan: record.json already exists: give another name, or --force\n")
+    assert Path("record.json").read_text(encoding="utf-8") == "mine"
+    assert plan("export", "plan.yaml", "--format", "mermaid", "-o", "record.json").code == 2
+    assert plan("export", run_id, "-o", "record.json", "--force").code == 0
+    assert document_of(Path("record.json").read_text(encoding="utf-8"))["run"]["id"] == run_id
+
+
+@pytest.mark.parametrize("folder", [".", "", ".."])
+def test_a_folder_is_no_file_to_write(plan: Plan, run_id: str, folder: str) -> None:
+    message = f"plan: {folder or '.'} is a folder: give the name of a file\n"
+    for arguments in (
+        ["export", run_id, "-o", folder],
+        ["export", "plan.yaml", "--format", "mermaid", "-o", folder, "--force"],
+        ["schema", folder],
+    ):
+        assert (plan(*arguments).code, plan(*arguments).err) == (2, message)
+
+
 def test_an_unaltered_run_is_intact(plan: Plan, run_id: str):
     result = plan("runs", "verify", run_id[:13])
     assert (result.code, result.err) == (0, "")

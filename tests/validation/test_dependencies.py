@@ -136,13 +136,33 @@ OK = "status == 'completed'"
         f"steps.b.{OK} ? true : steps.c.{OK}",
         "steps.b.error == null || steps.c.error == null",
         f"steps.b.{OK} || steps.c.result.ok",
+        f"inputs.force ? steps.b.{OK} : steps.c.{OK}",
+        f"inputs.force && steps.b.{OK} || steps.c.{OK}",
+        f"!inputs.force ? steps.c.{OK} : steps.b.{OK}",
+        f"steps.b.{OK} && (inputs.force || steps.c.{OK})",
     ]
 )
 def test_a_condition_that_one_of_two_steps_would_meet_is_a_warning(when: str) -> None:
-    checked = plan(step("b"), step("c"), step("d", when=f"${{{{ {when} }}}}"))
+    inputs = {"force": Input(type="boolean")} if "inputs" in when else {}
+    checked = plan(step("b"), step("c"), step("d", when=f"${{{{ {when} }}}}"), inputs=inputs)
     (problem,) = lint(checked, TOOLS)
     assert (problem.code, problem.severity, problem.at) == ("needs-every-step", "warning", "steps[2].when")
-    assert "`d` needs `b` and `c` to complete" in problem.message
+    assert problem.message == "`d` is skipped if `b` or `c` fails, even if the condition is true then"
+
+
+@for_each(
+    when=[
+        "steps.c.status != 'completed' || inputs.force",
+        "steps.c.status == 'failed' || inputs.force",
+        "inputs.force || steps.c.error != null",
+        "inputs.force ? steps.c.status == 'failed' : true",
+    ]
+)
+def test_a_condition_that_asks_for_a_failure_or_an_input_is_a_warning(when: str) -> None:
+    checked = plan(step("c"), step("d", when=f"${{{{ {when} }}}}"), inputs={"force": Input(type="boolean")})
+    (problem,) = lint(checked, TOOLS)
+    assert (problem.code, problem.at) == ("needs-every-step", "steps[1].when")
+    assert problem.message == "`d` is skipped if `c` fails, even if the condition is true then"
 
 
 @for_each(
@@ -154,6 +174,9 @@ def test_a_condition_that_one_of_two_steps_would_meet_is_a_warning(when: str) ->
         f"steps.either.{OK} || steps.other.{OK}",  # of two branches, one is skipped by its condition
         "steps.either.result == null",
         f"inputs.force || steps.b.{OK}",
+        f"inputs.force ? steps.either.{OK} : steps.other.{OK}",
+        f"steps.b.{OK} && (inputs.force || steps.either.{OK})",
+        "inputs.force || steps.b.result.changed",
     ]
 )
 def test_a_condition_that_only_completed_or_skipped_steps_meet_is_no_warning(when: str) -> None:

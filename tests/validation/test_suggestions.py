@@ -10,7 +10,15 @@ from tests.cases import for_each
 STEP = "description: x\nsteps:\n  - {id: a, tool_name: bash, description: d, parameters: {command: 'true'}"
 
 
-@for_each(field_meant=[("tool: bash", "tool_name"), ("uses: bash", "tool_name"), ("needs: [b]", "depends_on"), ("if: x", "when")])
+@for_each(
+    field_meant=[
+        ("tool: bash", "tool_name"),
+        ("uses: bash", "tool_name"),
+        ("args: {}", "parameters"),
+        ("needs: [b]", "depends_on"),
+        ("if: x", "when"),
+    ]
+)
 def test_a_field_of_another_program_suggests_ours(field_meant: tuple[str, str]) -> None:
     field, meant = field_meant
     _, problems = read_document(f"{STEP}, {field}}}\n")
@@ -22,6 +30,9 @@ def test_a_field_of_another_program_suggests_ours(field_meant: tuple[str, str]) 
         ("bash", "cmd", "command"),
         ("bash", "script", "command"),
         ("run_command", "args", "argv"),
+        ("run_command", "cmd", "argv"),
+        ("run_command", "command", "argv"),
+        ("run_command", "script", "argv"),
         ("bash", "commnd", "command"),
     ]
 )

@@ -25,6 +25,7 @@ async def export(
     *,
     format: Literal["record", "mermaid", "aster"] = "record",
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    force: bool = False,
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
@@ -40,15 +41,18 @@ async def export(
             or a plan's digest.
         format: `record` of a run; `mermaid`, a flowchart of a plan; `aster`, a plan as Aster's JSON.
         output: The file to write, readable only by you; default: stdout.
+        force: Overwrite that file.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Write Aster's JSON on one line. A record is always JSON Lines.
     """
     if format != "record":
-        return await _export_plan(source, format, output, tools or [], in_lines=not json)
-    return await _export_run(source, output)
+        return await _export_plan(source, format, output, tools or [], in_lines=not json, force=force)
+    return await _export_run(source, output, force=force)
 
 
-async def _export_plan(source: str, format: Literal["mermaid", "aster"], output: Path | None, tools: list[str], *, in_lines: bool) -> int:
+async def _export_plan(
+    source: str, format: Literal["mermaid", "aster"], output: Path | None, tools: list[str], *, in_lines: bool, force: bool
+) -> int:
     validated = validate(await plan_of(source), tools_of(tools))
     if format == "mermaid":
         policy = await policy_of_store(Settings())
@@ -63,17 +67,17 @@ async def _export_plan(source: str, format: Literal["mermaid", "aster"], output:
     if output is None:
         streams.line(text)
     else:
-        with streams.atomic_file(output, private=True) as file:
+        with streams.atomic_file(output, private=True, overwrite=force) as file:
             file.write(f"{text}\n")
     return ExitCode.DONE
 
 
-async def _export_run(run: str, output: Path | None) -> int:
+async def _export_run(run: str, output: Path | None, *, force: bool) -> int:
     from plan_adapter.store.proof.export import write_document  # imports SQLAlchemy
 
     only_ascii = output is None and not streams.is_unicode(sys.stdout)
     async with open_store(Settings()) as store:
-        with nullcontext(sys.stdout) if output is None else streams.atomic_file(output, private=True) as file:
+        with nullcontext(sys.stdout) if output is None else streams.atomic_file(output, private=True, overwrite=force) as file:
             write = partial(_write_text, file)
             try:
                 await store.read_export(run, partial(write_document, write=write, only_ascii=only_ascii))

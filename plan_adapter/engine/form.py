@@ -30,6 +30,9 @@ ARTIFACT = "plan-to-approve"
 
 _FOLD = "<details><summary><b>All details: read them before you answer</b></summary>"
 
+_NO_ANSWER_HERE = "an answer as described above (this page takes none)"
+"""The name of a property that no answer can have. Prefect's UI shows it when it refuses one."""
+
 _REQUIRED: Any = ...
 _DECISIONS: dict[GateKind, tuple[str, ...]] = {
     "approval": get_args(Decision),
@@ -128,8 +131,8 @@ def _build_outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[
 
 def notice_schema() -> dict[str, JsonValue]:
     """Return the schema of a form without fields that takes no answer."""
-    # The server refuses the button Resume with: 'an answer at the terminal' is a required property. It refuses every value as well.
-    return {"title": "Notice", "type": "object", "properties": {}, "required": ["an answer at the terminal"], "additionalProperties": False}
+    # The server refuses the button Resume with: 'an answer as described above …' is a required property. It refuses every value as well.
+    return {"title": "Notice", "type": "object", "properties": {}, "required": [_NO_ANSWER_HERE], "additionalProperties": False}
 
 
 def _digest_field(request: ApprovalRequest) -> Any:

@@ -10,6 +10,7 @@ from plan_adapter.model.approvals import GateKind
 from tests.browser.pages import BrowserUser
 from tests.engine.gates import resume, wait_for_state
 
+NO_ANSWER_HERE = "an answer as described above (this page takes none)"
 DECISION_TITLES: dict[GateKind, str] = {"approval": "Decision", "question": "Decision", "outcome": "How it ended"}
 
 
@@ -54,9 +55,10 @@ class ApiRespondent:
 
     async def press_resume(self, page: Page) -> None:
         """Send an empty answer, and one with a field that no form has."""
-        for run_input in (None, {}, {"an answer at the terminal": "x"}):
+        for run_input in (None, {}, {NO_ANSWER_HERE: "x"}):
             result = await resume(page.flow_run_id, run_input)
             assert result.status.value == "REJECT", result
+            assert NO_ANSWER_HERE in str(getattr(result.details, "reason", "")), result
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class NewerUi:
     async def press_resume(self, page: Page) -> None:
         """Open the form and press its button."""
         run = await self.user.open_run(page.url)
-        assert "'an answer at the terminal' is a required property" in await run.press_resume(state=page.state)
+        assert f"'{NO_ANSWER_HERE}' is a required property" in await run.press_resume(state=page.state)
         await run.page.close()
 
 

@@ -142,6 +142,8 @@ def diff_plans(old: ExecutionPlan, new: ExecutionPlan) -> PlanDiff:
     """Return the changes from `old` to `new`: none exactly if their digests are equal."""
     frame_before, before = _split_steps(old)
     frame_after, after = _split_steps(new)
+    if ("name" in frame_before) != ("name" in frame_after):  # a document leaves out a name that is its description's first line
+        frame_before["name"], frame_after["name"] = (plan.name or plan.default_name for plan in (old, new))
     kept = [name for name in after if name in before]
     changed = _changes(frame_before, frame_after, "")
     for name in kept:

@@ -84,14 +84,16 @@ def describe_tool_changes(changes: list[ToolChange]) -> str:
 
 
 def version_to_compare(revisions: list[Revision], answers: list[Approval]) -> Revision | None:
-    """Return the version to compare the current one with: the last approved version, or else the last one replaced.
+    """Return the version to compare the current one with: the last approved one, or else the last one answered, or else the first.
 
-    Several versions may have followed the last approval. The next approver has to see everything that changed since.
+    Several versions may have followed the last answer. The next approver has to see everything that changed since.
     """
-    approved = {answer.approval_digest for answer in answers if answer.step_id is None and answer.used_at is not None}
-    return next(
-        (revision for revision in reversed(revisions) if revision.approval_digest in approved), revisions[-1] if revisions else None
-    )
+    answered = [answer for answer in answers if answer.step_id is None]
+    approved = {answer.approval_digest for answer in answered if answer.used_at is not None}
+    for seen in (approved, {answer.approval_digest for answer in answered}):
+        if (last := next((revision for revision in reversed(revisions) if revision.approval_digest in seen), None)) is not None:
+            return last
+    return revisions[0] if revisions else None
 
 
 def tool_drift_lines(bound: BoundPlan, run: PlanRun, replaced: Revision | None) -> list[str]:

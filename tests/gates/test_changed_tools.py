@@ -19,7 +19,7 @@ from plan_adapter import (
     tool,
 )
 from plan_adapter.model.approvals import Gate
-from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.options import ApprovalPolicy, Effect
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.start import execute_plan
@@ -253,6 +253,39 @@ async def test_the_approver_sees_every_change_since_the_last_approval(world: Wor
     assert "**permissions added**: `disk`, `net`\n" in fresh.text
     await world.answer(fresh)
     assert (await task).status is PlanStatus.COMPLETED
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_the_approver_sees_every_change_since_a_person_last_answered(answered: bool, world: World, shop: Shop) -> None:
+    run, gate = await world.detached(_checks("one", "c"))
+    if answered:
+        await world.answer(gate, "request_changes", note="more")
+    await arevise_run(run.id, _checks("rm -rf", "c", effect="write"), tools=world.tools(), by="li", store=world.store)
+    await arevise_run(run.id, _checks("rm -rf", "cc", effect="write"), tools=world.tools(), by="li", store=world.store)
+    text = await _asked_again(world, run)
+    assert "MAY DO MORE THAN BEFORE: `b`, read → write" in text
+    assert "- `b.parameters.target`: `one` → `rm -rf`\n" in text
+    assert "- `c.parameters.target`: `c` → `cc`\n" in text
+    assert "unchanged" not in text
+    if answered:  # the next version is compared with the last one that somebody answered, not with the first
+        await world.answer(await world.gate(), "request_changes", note="another c")
+        await arevise_run(run.id, _checks("rm -rf", "d", effect="write"), tools=world.tools(), by="li", store=world.store)
+        assert "- `c.parameters.target`: `cc` → `d`\n- unchanged: `b`\n" in await _asked_again(world, run)
+
+
+async def _asked_again(world: World, run: PlanRun) -> str:
+    """Return the text of the gate that a resume without an approver leaves open."""
+    await execute_resume(
+        run.id, tools=world.tools(), run_request=world.run_request(), store=world.store, offline=True, record_pending=True
+    )
+    return (await with_text(world, await world.gate())).text
+
+
+def _checks(first: str, second: str, *, effect: Effect = "read") -> ExecutionPlan:
+    plan = ExecutionPlan(description="Look twice")
+    plan.add_step("strike" if effect == "write" else "look", "b", {"target": first}, id="b", effect=effect)
+    plan.add_step("look", "c", {"target": second}, id="c")
+    return plan
 
 
 async def test_a_plan_without_approval_resumes_and_records_the_changed_tools(world: World, shop: Shop) -> None:

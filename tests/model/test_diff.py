@@ -103,3 +103,11 @@ def test_a_diff_is_empty_exactly_if_the_digests_are_equal(old: ExecutionPlan, ne
         if any(len({step.id for step in plan.steps}) < len(plan.steps) for plan in (before, after)):
             return  # duplicate ids are refused before plans are compared
         assert bool(diff_plans(before, after)) == (plan_digest(before) != plan_digest(after))
+
+
+def test_a_name_that_stays_is_no_change_even_if_a_description_makes_it_the_default() -> None:
+    old, new = ExecutionPlan(name="o", description="o"), ExecutionPlan(name="o", description="Do it")
+    assert [change.at for change in diff_plans(old, new).changed] == ["description"]
+    assert [change.at for change in diff_plans(new, old).changed] == ["description"]
+    (change, _) = diff_plans(new, ExecutionPlan(name="Do more", description="Do more")).changed
+    assert (change.at, change.old, change.new) == ("name", "o", "Do more")

@@ -17,10 +17,10 @@ from plan_adapter.cli.progress import (
     CarriedSummary,
     LinkOnce,
     Links,
-    answer_line,
     form_lines,
     gate_line,
     new_log_buffer,
+    opened_lines,
     replanning_line,
     spoken_lines,
 )
@@ -118,7 +118,8 @@ class LiveDisplay:
             self._print(*(Text(visible(text)) for text in form_lines(event, self._links)))
         elif event.kind == "gate_opened":
             links = self._link_once.lines(event, self._links)
-            self._print(Text(gate_line(event), style="yellow"), *(Text(visible(text)) for text in [*links, answer_line(event)]))
+            waits = opened_lines(event)
+            self._print(*(Text(text, style="yellow") for text in waits[:1]), *(Text(visible(text)) for text in [*links, *waits[1:]]))
         else:
             self._print(Text(gate_line(event), style="yellow"))
 

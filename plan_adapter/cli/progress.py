@@ -7,6 +7,7 @@ from typing import Protocol
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.cli.records import event_json, gate_place, step_end_text
+from plan_adapter.gates.approval import why_nobody_may_answer
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.readable import counted, duration, moment, one_line
 from plan_adapter.text.commands import answer_command
@@ -71,8 +72,8 @@ class JsonDisplay:
         if event.kind in ("run_started", "gate_opened"):
             for link in self._link.lines(event, self._links):
                 output.note(link)
-        if event.kind == "gate_opened":
-            output.note(f"{gate_line(event)}\n{answer_line(event)}")
+        if event.kind == "gate_opened" and (lines := opened_lines(event)):
+            output.note("\n".join(lines))
         if event.kind == "gate_shown":
             output.note("\n".join(form_lines(event, self._links)))
         if self._is_closed:
@@ -128,7 +129,7 @@ class PlainDisplay:
         lines = [
             *(plain_lines(event) if summary is None else summary),
             *links,
-            *([answer_line(event)] if event.kind == "gate_opened" else []),
+            *(opened_lines(event)[1:] if event.kind == "gate_opened" else []),
         ]
         if lines:
             self._above(lambda: output.note("\n".join(lines)))
@@ -156,9 +157,16 @@ def gate_line(event: Event) -> str:
     return f"{place}: {waits}{why}"
 
 
+def opened_lines(event: Event) -> list[str]:
+    """Return the lines about a gate that has opened: what it waits for, and how to answer. Empty if it is answered at once."""
+    return [] if event.in_advance else [gate_line(event), answer_line(event)]
+
+
 def answer_line(event: Event) -> str:
-    """Return the line that says how to answer an open gate."""
+    """Return the line that says how to answer an open gate, or that nobody may."""
     assert event.gate is not None
+    if (nobody := why_nobody_may_answer(event.gate.gate_policy)) is not None:
+        return f"nobody may answer: {nobody}; `plan cancel {event.run.id}` ends the run"
     where = "in the form on that page" if event.gate.step_id is None else "in its form (link below)"
     form = f"{where}, or " if event.in_form else ""
     return f"answer {form}with `{answer_command(event.gate)}`"
@@ -190,7 +198,9 @@ def plain_lines(event: Event) -> list[str]:
             return [f"{step}: {one_line(event.message or '')}"]
         case "attempt_failed":
             return [f"{step}: {failed_attempt_text(event)}"]
-        case "gate_opened" | "gate_refused" | "gate_answered":
+        case "gate_opened":
+            return opened_lines(event)[:1]
+        case "gate_refused" | "gate_answered":
             return [gate_line(event)]
         case "log":
             return [f"{step} | {text}" for text in (event.message or "").splitlines()]

@@ -290,7 +290,7 @@ class Pursuit:
         if (missing := tool.why_not_permitted(self._permissions)) is not None:
             return self._add_correction(answer, await self._record_refusal(item, f"{missing}: find another way, or use `abort`"))
         if digest in self._refusals:
-            why = f"a person refused exactly this call: {self._refusals[digest]}; change it, ask the person with `ask_user`, or use `abort`"
+            why = f"a person refused this call before: {self._refusals[digest]}; change it, ask the person with `ask_user`, or use `abort`"
             return self._add_correction(answer, await self._record_refusal(item, why))
         outcome = await self._run_call(item, call, decision, written=written.arguments)
         if isinstance(outcome, str):

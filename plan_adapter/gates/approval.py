@@ -166,8 +166,8 @@ def gate_policy_of(
 def with_current_policy(gate_policy: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None) -> GatePolicy:
     """Return the current form of `gate_policy`, the policy that an open gate started with.
 
-    People who joined a group since then can answer as well, and the store's policy applies as it is today. Without a policy in the store,
-    the gate policy stays as it is: groups then come from the environment, and whoever answers could put themselves into one.
+    No process that resumes the run changes it. But people who joined a group of the store's policy since then can answer as well, and that
+    policy applies as it is today. Without one, groups come from the environment, and whoever resumes could put themselves into one.
     """
     if policy.number is None:
         return gate_policy
@@ -199,6 +199,18 @@ def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[st
     policies = [each.approval for each in plan.plans.values() if each.approval is not None]
     named = [name for own in policies for name in (*own.approvers, *own.operators)]
     return [name for name in dict.fromkeys((*named, *plan.approvers_of_questions)) if name not in known and "/" not in name]
+
+
+def group_notices(plan: ExecutionPlan, policy: EffectivePolicy, step_id: str | None = None) -> list[str]:
+    """Return a notice for each group of the environment that may answer at a step's gate; without a step, at any gate of `plan`."""
+    if policy.number is not None:
+        return []
+    named = plan.all_approvers if step_id is None else [name for names in plan.approvers_at(step_id) for name in names]
+    return [
+        f"`{one_line(name)}` is a group of PLAN_ADAPTER_GROUPS in the process that opened this gate: the store has no policy with groups."
+        for name in dict.fromkeys((*named, *policy.named))
+        if name in policy.groups
+    ]
 
 
 def refusal(gate_policy: GatePolicy, identity: "Identity", *, decision: Decision) -> str | None:
@@ -253,7 +265,7 @@ def _exclusion_reason(excluded_by: str) -> str:
     `excluded_by` is the environment variable that causes it, if one does.
     """
     if not excluded_by:
-        return "the plan and the policy contradict each other"
+        return "the plan, those around it and the policy contradict each other"
     return f"the environment variable {excluded_by} excludes everything that the plan and the store's policy allow"
 
 

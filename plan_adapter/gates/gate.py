@@ -114,3 +114,8 @@ def closing_message(gate: Gate, answer: Approval | None, resolution: Receipt | N
         return expiry_message(gate) if gate.end == "expired" else gate.end or ""
     verb = "answered" if gate.kind == "question" and answer.decision == "approve" else ANSWERED[answer.decision]
     return f"{verb} by {answer.by} ({answer.known_by})" + (f": {answer.note}" if answer.note else "")
+
+
+def changes_text(answer: Approval) -> str:
+    """Return who asks for changes, and which if the answer says so."""
+    return f"{answer.by} asks for changes" + (f": {answer.note}" if answer.note else "")

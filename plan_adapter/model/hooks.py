@@ -50,6 +50,7 @@ class Event:
     gate: Gate | None = None
     name: str | None = None  # of the step's call that the event is about: `restart[web-2]`
     in_form: bool = False  # for `gate_opened`: whether a form on the run's page asks, too
+    in_advance: bool = False  # for `gate_opened`: whether it is answered at once, by an approval that was given in advance
 
 
 Listener: TypeAlias = Callable[[Event], None]

@@ -540,6 +540,25 @@ class ExecutionPlan(PlanPart):
         lists = (next((policy.approvers for policy in policies[index:] if policy.approvers), list[str]()) for index in asking)
         return [*{tuple(names): names for names in lists if names}.values()]
 
+    def why_nobody_answers(self, step: Step) -> str | None:
+        """Return why nobody may answer at a gate of `step`, as far as the plans there alone decide, or None.
+
+        A group is compared by its name, because plans do not know its members.
+        """
+        lists = self.approvers_at(step.id)
+        if len(lists) > 1 and not _in_all(lists):
+            return f"its lists of approvers share no name ({' and '.join(', '.join(f'`{name}`' for name in names) for names in lists)})"
+        proofs = [policy.known_by for policy in self.policies_at(step) if policy.known_by]
+        if len(proofs) > 1 and not _in_all(proofs):
+            return f"its lists of proofs (`known_by`) share none ({' and '.join(', '.join(map(str, names)) for names in proofs)})"
+        return None
+
+    @property
+    def all_approvers(self) -> list[str]:
+        """The names and groups under `approvers` of this plan, of the plans inside it and of their questions, as written."""
+        own = [name for plan in self.plans.values() if plan.approval is not None for name in plan.approval.approvers]
+        return [*own, *self.approvers_of_questions]
+
     @property
     def approvers_of_questions(self) -> list[str]:
         """The names and groups that questions name, as written."""

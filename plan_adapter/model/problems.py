@@ -212,6 +212,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A field about approvals has no effect in this plan, because nobody is asked or because gates never expire. "
             "Set options.require_approval, a step's requires_approval or options.approval_timeout_ms, or remove the field."
         ),
+        "nobody-may-answer": (
+            "A gate in a plan that another plan runs needs an answer that both accept, and their lists of `approvers`, or of `known_by`, "
+            "have nothing in common. Name somebody whom both accept. Two groups with different names may have members in common."
+        ),
         "endless-gate": (
             "Only an answer ends the wait at a gate, because options.approval_timeout_ms is 0. A run that released its worker then "
             "waits forever, and reminders never end. Set the timeout."

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pydantic import JsonValue
 
 from plan_adapter.gates.approval import gate_policy_of, refusal, with_current_policy
+from plan_adapter.gates.gate import changes_text
 from plan_adapter.gates.identity import (
     Identity,
     ProofContext,
@@ -16,9 +17,8 @@ from plan_adapter.gates.identity import (
     recorded_identity,
     verify_answer,
 )
-from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun, Receipt
@@ -50,7 +50,7 @@ async def earlier_answer_notices(
     answers: Sequence[Approval], plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings
 ) -> tuple[list[str], list[str]]:
     """Return two lists of messages: who asked for changes, and which approvals are stale and why."""
-    changes = [f"{row.by} asks for changes: {row.note}" for row in answers if row.decision == "request_changes"]
+    changes = [changes_text(row) for row in answers if row.decision == "request_changes"]
     stale = list[str]()
     for row in answers:
         if (why := await why_stale(row, plan, run, store, settings)) is not None:
@@ -83,6 +83,14 @@ class GateAnswers:
         """Return the identity behind an approval that a program here passed, as far as it can be checked. Raises NotApprovedError."""
         return await asyncio.to_thread(identity_of_given, approval, request, await self.store.policy.effective(self.settings))
 
+    async def current_policy_at(self, request: ApprovalRequest) -> GatePolicy:
+        """Return the gate policy of `request` as it is now: the one that the gate opened with, and the store's of today if it has one."""
+        policy = await self.store.policy.effective(self.settings)
+        if policy.number is None or request.run_id is None:
+            return request.gate_policy
+        run = await self.store.run(request.run_id, with_steps=False)
+        return with_current_policy(request.gate_policy, await self.store.get(run.digest), policy, step_id=request.step_id)
+
     async def resolution_at(self, gate: Gate) -> Receipt | None:
         """Return the receipt with the resolution that closed `gate`, or None if it is open or not an outcome gate."""
         if gate.kind != "outcome" or gate.closed_at is None:
@@ -95,7 +103,8 @@ class GateAnswers:
         """Return `answer` as an approval, with its identity verified and allowed. Raises NotApprovedError."""
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
-        approval = await approval_from(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
+        gate_policy = await self.current_policy_at(request)
+        approval = await approval_from(answer, replace(request, gate_policy=gate_policy), proof_context)
         return without_secrets(approval, self.redact)
 
     async def _verify_resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
@@ -104,7 +113,8 @@ class GateAnswers:
             raise NotApprovedError(f"this gate asks for the outcome of a call: answer done, again or abort instead of `{answer.decision}`")
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
-        identity = await verify_answer(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
+        gate_policy = await self.current_policy_at(request)
+        identity = await verify_answer(answer, replace(request, gate_policy=gate_policy), proof_context)
         words = (answer.note, answer.result)
         record = ResolutionRecord(answer.decision, answer.by, identity.known_by, *words, request.approval_digest, answer.signature)
         return without_secrets(record, self.redact)
@@ -112,14 +122,6 @@ class GateAnswers:
     async def _proof_context(self) -> ProofContext:
         policy = await self.store.policy.effective(self.settings)
         return ProofContext(policy, self.settings, self.store.codes, (await self.store.now()).timestamp())
-
-    async def _with_current_policy(self, request: ApprovalRequest, policy: EffectivePolicy) -> ApprovalRequest:
-        """Return `request` with the current gate policy, if the store has a policy."""
-        if policy.number is None or request.run_id is None:
-            return request
-        run = await self.store.run(request.run_id, with_steps=False)
-        gate_policy = with_current_policy(request.gate_policy, await self.store.get(run.digest), policy, step_id=request.step_id)
-        return replace(request, gate_policy=gate_policy)
 
     async def _refuse_open_form(self, answer: Answer, request: ApprovalRequest) -> None:
         """Raise NotApprovedError for a one-time code in a form that anyone can read and submit."""

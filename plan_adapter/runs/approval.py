@@ -10,12 +10,14 @@ from plan_adapter.gates.approval import (
     approval_not_required,
     approved_plan,
     gate_policy_of,
+    group_notices,
     names_without_group,
     needs_gate,
     refusal,
     requires_approval,
+    why_nobody_may_answer,
 )
-from plan_adapter.gates.gate import expiry_message, new_gate
+from plan_adapter.gates.gate import changes_text, expiry_message, new_gate
 from plan_adapter.gates.identity import identity_of_given, recorded_identity
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.local.secrets import SecretChain
@@ -90,9 +92,7 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
                 return await end_rejected(run, answer, keeper.store)
             case "request_changes":
                 if keeper.has_answered(bound.approval_digest) and not keeper.run_request.asks_in_form:  # else this never ends
-                    raise NotApprovedError(
-                        f"{answer.by} asks for changes: {answer.note}; submit a new version with `plan revise {run.id} FILE`"
-                    )
+                    raise NotApprovedError(f"{changes_text(answer)}; submit a new version with `plan revise {run.id} FILE`")
             case _:
                 assert_never(answer.decision)
 
@@ -234,7 +234,7 @@ async def _check_given_answer(given: Approval, bound: BoundPlan, run: PlanRun, k
     policy = await keeper.store.policy.effective(keeper.run_request.settings)
     gate_policy = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
     if given.decision == "request_changes":
-        raise NotApprovedError(f"{given.by} asks for changes: {given.note}")
+        raise NotApprovedError(changes_text(given))
     if given.approval_digest == bound.approval_digest:
         if given.known_by in ("ssh_signature", "totp"):
             raise NotApprovedError("signatures and codes are accepted only at a gate: start the run, then answer there")
@@ -319,6 +319,7 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
         gated=gated_steps(bound, policy),
         approval_digest=bound.approval_digest,
         expires_ms=plan.options.approval_timeout_ms,
+        nobody=why_nobody_may_answer(gate_policy),
         earlier=await store.get(replaced.digest) if replaced is not None and replaced.digest != run.digest else None,
         tools=tool_drift_lines(bound, run, replaced),
         origin=await _origin_lines(run, [revision.digest for revision in revisions], store),
@@ -328,6 +329,7 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
             *changes,
             *stale,
             *_unknown_names(plan, policy),
+            *group_notices(plan, policy),
             *await code_notices(bound.validated, run, store),
             *await missing_secret_notices(bound.validated, settings, secrets),
         ],
@@ -337,15 +339,10 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
 
 def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     """Return notices about approvers that may be misspelt or missing groups. If no groups exist, every name is a person."""
-    own = [name for each in plan.plans.values() if each.approval is not None for name in each.approval.approvers]
-    approvers = [*own, *plan.approvers_of_questions]
+    approvers = plan.all_approvers
     names = [name for name in names_without_group(plan, policy) if name in approvers] if policy.groups else []
     where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
-    groups = [name for name in dict.fromkeys((*approvers, *policy.named)) if name in policy.groups] if policy.number is None else []
-    return [
-        *(f"`{one_line(name)}` may answer as a person: {where} has no group with this name." for name in names),
-        *(f"`{one_line(name)}` is a group of PLAN_ADAPTER_GROUPS, where this process runs: the store has no policy." for name in groups),
-    ]
+    return [f"`{one_line(name)}` may answer as a person: {where} has no group with this name." for name in names]
 
 
 async def _origin_lines(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:

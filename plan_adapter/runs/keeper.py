@@ -13,7 +13,7 @@ from plan_adapter.execution.cancellation import first_reason
 from plan_adapter.gates.approval import Approver, read_answer, refusal
 from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, request_of
 from plan_adapter.local.crash_points import reached
-from plan_adapter.model.approvals import Answer, Approval, Gate
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.hooks import Event, Listener, call_hook, notify
 from plan_adapter.model.record import PlanRun, StepRun
@@ -80,7 +80,8 @@ class OpenGate:
         """Submit the answer of an approver in this process, whose identity is only what can be checked. Returns the same as `submit`."""
         try:
             identity = await self._answers.identify(approval, self.request)
-            if (reason := refusal(self.gate.gate_policy, identity, decision=approval.decision)) is not None:
+            gate_policy = await self._answers.current_policy_at(self.request)
+            if (reason := refusal(gate_policy, identity, decision=approval.decision)) is not None:
                 return reason
             approval = replace(approval, known_by=identity.known_by, standing_id=None, used_at=None)
             if self.gate.kind == "question" and approval.decision == "approve":
@@ -205,11 +206,11 @@ class GateKeeper:
         self.answers = GateAnswers(self.store, self.run_request.settings, forms_are_private)
 
     async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
-        """Open `gate` and return it. A gate left open by an earlier start is reused, with the approvers of the current policy."""
+        """Open `gate` and return it. A gate left open by an earlier start is reused, with the approvers that it opened with."""
         shown = {name: self.answers.redact(getattr(gate, name)) for name in ("name", "description", "text", "label")}
         opened = await self.store.gates.open(replace(gate, **shown), timeout_ms=timeout_ms)
         reached("gate-opened")
-        return replace(opened, gate_policy=replace(opened.gate_policy, approvers=gate.gate_policy.approvers))
+        return opened
 
     async def collect_answer(self, gate: Gate) -> Gate | None:
         """Return `gate` closed by an answer given in its form while no process was waiting, or None without a valid one."""
@@ -372,7 +373,9 @@ class GateKeeper:
         self, kind: Literal["gate_opened", "gate_answered"], gate: Gate, step: StepRun | None, message: str | None = None
     ) -> None:
         in_form = self.forms is not None and self._has_form(gate)
-        notify(self.run_request.listener, Event(kind, self.run, step, message=message, gate=gate, in_form=in_form))
+        in_advance = getattr(self.run_request.approver, "approves_in_advance", False) and self.can_ask(gate)
+        event = Event(kind, self.run, step, message=message, gate=gate, in_form=in_form, in_advance=in_advance)
+        notify(self.run_request.listener, event)
         hooks = self.run_request.hooks
         hook = hooks.on_gate_open if kind == "gate_opened" else hooks.on_gate_answered
         try:
@@ -405,6 +408,7 @@ class GateKeeper:
             if not isinstance(answer, Approval):  # pyright: ignore[reportUnnecessaryIsInstance]  # approvers are third-party code
                 raise NotApprovedError(f"the approver {type(approver).__name__} returned {answer!r:.100} instead of an approval")
             if not asks_again:
+                _require_fitting_answer(approver, answer, request)
                 self._answered.add(request.approval_digest)
             refused = await open_gate.take(answer)
             if refused is not None and not asks_again:
@@ -421,6 +425,17 @@ class GateKeeper:
             channel = "unverified" if answer.channel == "form" else answer.channel  # only the forms know what was typed into one
             request = replace(request, refused=await open_gate.submit(replace(answer, channel=channel)))
         return None
+
+
+def _require_fitting_answer(approver: Approver, answer: Approval, request: ApprovalRequest) -> None:
+    """Raise TypeError, with every problem, if `answer` does not fit the fields of the question: the program that gave it has a mistake."""
+    if request.kind != "question" or answer.decision != "approve":
+        return
+    try:
+        read_answer(request, answer.result)
+    except NotApprovedError as error:
+        who, step = type(approver).__name__, request.step_id
+        raise TypeError(f"the answer of the approver {who} does not fit the question of step `{step}`: {error}") from error
 
 
 async def _wait_until_closed(closed: "asyncio.Future[Gate]", workers: "list[asyncio.Task[None]]") -> None:

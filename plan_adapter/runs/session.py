@@ -81,6 +81,13 @@ class RunRequest:
     identity: Requester | None = None  # who makes an operator request; None: `requested_by`, without proof
     server: Server | None = None  # one that has just responded; None: the server in the settings
 
+    def __post_init__(self) -> None:
+        """Raise TypeError for an approver that cannot be asked."""
+        if self.approver is not None and not hasattr(self.approver, "ask"):
+            name = getattr(self.approver, "__name__", repr(self.approver))
+            hint = f"pass `CallbackApprover({name})`" if callable(self.approver) else "pass an object with a method `ask`"
+            raise TypeError(f"`approver` is {self.approver!r:.100}, which has no method `ask`: {hint}")
+
     @property
     def asks(self) -> bool:
         """Whether anyone is asked at the plan gate."""

@@ -8,8 +8,8 @@ from pydantic import JsonValue
 
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, UnknownOutcome
-from plan_adapter.gates.approval import ApprovedPlan, gate_policy_of, needs_gate, read_answer
-from plan_adapter.gates.gate import expiry_message, new_gate
+from plan_adapter.gates.approval import ApprovedPlan, gate_policy_of, group_notices, needs_gate, read_answer, why_nobody_may_answer
+from plan_adapter.gates.gate import changes_text, expiry_message, new_gate
 from plan_adapter.gates.identity import identity_of_author
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.model.approvals import Approval, Gate
@@ -60,7 +60,7 @@ class CallGates:
         """Return the answer at the call's gate, or why there is none. None if the call was left or has to be asked about again."""
         keeper, answers = self.keeper, await self._answers(call)
         if answers and answers[-1].decision == "request_changes" and keeper.has_answered(call.approval_digest) and not self._asks_others:
-            raise NotApprovedError(f"{answers[-1].by} asks for changes: {answers[-1].note}")  # asking again would never end
+            raise NotApprovedError(changes_text(answers[-1]))  # asking again would never end
         gate = await keeper.open(await self._draft_gate(call, answers), timeout_ms=self._plan.gate_timeout_ms(call.step))
         closed = await keeper.collect_answer(gate) or await self._wait_until_closed(gate, call)
         return None if closed is None else await self._answer_at(closed, call)
@@ -100,10 +100,11 @@ class CallGates:
             label=call.label,
             approval_digest=call.approval_digest,
             expires_ms=self._plan.gate_timeout_ms(call.step),
+            nobody=why_nobody_may_answer(gate_policy),
             results={step.id: step.result for step in before} | {step_id: end["result"] for step_id, end in call.before.items()},
             ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before}
             | {step_id: _end_in_words(end) for step_id, end in call.before.items()},
-            notices=[*changes, *stale],
+            notices=[*changes, *stale, *group_notices(self._plan, policy, call.step.id)],
             rounds=await self._rounds_before(call),
             ended_items=call.ended_items,
         )
@@ -273,7 +274,10 @@ class OutcomeGates:
         gate_policy = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", step_id=attempt.step_id)
         started = [command for command in await store.outcomes.commands(run.id) if command.attempt.id == attempt.id]
         made_by = await store.outcomes.start_of(attempt)
-        text = outcome_text(bound, step, attempt, why=unknown_outcome.why, made_by=made_by, run_id=run.id, commands=started)
+        notices = group_notices(bound.validated.plan, policy, attempt.step_id)
+        text = outcome_text(
+            bound, step, attempt, why=unknown_outcome.why, made_by=made_by, run_id=run.id, commands=started, notices=notices
+        )
         digest = outcome_digest(attempt.id)
         return new_gate(
             run,

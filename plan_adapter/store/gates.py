@@ -40,7 +40,7 @@ class Gates(StorePart):
     async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
         """Open `gate` for this process and return it as stored. Times follow the database's clock; `timeout_ms` 0 means no limit.
 
-        An open gate for the same run, step, item and content is reused: it keeps its id and times, gets the new text and policy, and counts
+        An open gate for the same run, step, item and content is reused: it keeps its id, times and policy, gets the new text, and counts
         one more opening. An open gate for other content is closed as superseded.
 
         Raises RunConflictError if another living process of this host waits there, and for a run that does not exist or has ended. Raises
@@ -70,14 +70,9 @@ class Gates(StorePart):
                 raise RunConflictError(f"process {other.pid} on this host waits at this gate of run {gate.run_id}; answer there, or end it")
         signal(connection)
         if kept is not None and kept["approval_digest"] == gate.approval_digest:
-            shown = {
-                "text": gate.text,
-                "rules": _gate_policy_text(gate.gate_policy),
-                "openings": gates.c.openings + 1,
-                "owner": str(owner),
-            }
+            shown = {"text": gate.text, "openings": gates.c.openings + 1, "owner": str(owner)}
             row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
-            if (row["text"], row["rules"]) != (kept["text"], kept["rules"]):
+            if row["text"] != kept["text"]:
                 audit.append(connection, gate.run_id, [entries.of_gate(json_row(gates, row))])
             return gate_of(row)
         superseded = _close(connection, at, "superseded")

@@ -55,6 +55,7 @@ def step_gate_text(
     label: str | None = None,
     approval_digest: str,
     expires_ms: int,
+    nobody: str | None = None,
     results: Mapping[str, JsonValue] | None = None,
     ends: Mapping[str, str] | None = None,
     notices: Sequence[str] = (),
@@ -65,12 +66,13 @@ def step_gate_text(
 
     `results` are those of the steps that it depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0. A
     call or a question of a model belongs to a round of the step's goal, and `rounds` are those before it. `ended_items` are the items of a
-    group that ended before this one.
+    group that ended before this one. `nobody` says why nobody may answer, if nobody may.
     """
     validated = bound.validated
+    waits = expiry_sentence(validated.plan, expires_ms, step, nobody=nobody)
     if step.inner:
         name = call_name(step.id, item, label)
-        return _outer_gate_text(bound, step, parameters, name, approval_digest, expires_ms, notices, ended_items)
+        return _outer_gate_text(bound, step, parameters, name, approval_digest, waits, notices, ended_items)
     before = _dependencies_section(validated.dependencies[step.id], results or {}, ends or {}, ValueMask(bound.inputs, expressions=False))
     what = "A step" if step.ask is None else f"Asked by the step {code(step.id)}"
     goal = _predicted_goal(bound, step)
@@ -79,7 +81,7 @@ def step_gate_text(
         goal = {name: value for name, value in goal.items() if name != "goal" or not is_whole}
         what = f"Round {(item or 0) + 1} of the goal “{words(short)}{'' if is_whole else ' …'}”, a step"
         before = [*_goal_section(goal, rounds, ValueMask.of(bound, expressions=False)), *before]
-    closing = [f"{what} of {plan_title(validated.plan)}. {expiry_sentence(validated.plan, expires_ms, step)}", ""]
+    closing = [f"{what} of {plan_title(validated.plan)}. {waits}", ""]
     digests = digests_section(validated.digest, approval_digest=approval_digest)
     if step.ask is not None:
         mask = ValueMask.of(bound, expressions=False)
@@ -158,7 +160,7 @@ def _outer_gate_text(
     parameters: Mapping[str, JsonValue],
     name: str,
     approval_digest: str,
-    expires_ms: int,
+    waits: str,
     notices: Sequence[str],
     ended_items: Sequence[GroupItem],
 ) -> str:
@@ -183,7 +185,7 @@ def _outer_gate_text(
         ]
         first += [f"Before it: {listed(ends, SHOWN_ITEMS)}.", ""]
     first += [_inner_row(step, validated) for step in flattened(outer.inner) if step.plan is not None or not step.inner]
-    first += ["", f"{danger} A part of {plan_title(validated.plan)}. {expiry_sentence(validated.plan, expires_ms, outer)}", ""]
+    first += ["", f"{danger} A part of {plan_title(validated.plan)}. {waits}", ""]
     rest = ["### The steps", "", *(f"- {fact}" for fact in rollback_facts(outer, validated.plan.on_error_of(outer)))]
     for step in steps:
         rest += [f"- {code(step.id)}: {_attempt_limits(step, validated.plan.timeout_ms_of(step))}"]
@@ -249,7 +251,15 @@ _ABORT_ENDS_ROLLBACK = "nothing else is undone. The outcome stays unknown, and t
 
 
 def outcome_text(
-    bound: BoundPlan, step: Step, attempt: Attempt, *, why: str, made_by: str | None, run_id: str, commands: Sequence[StartedCommand] = ()
+    bound: BoundPlan,
+    step: Step,
+    attempt: Attempt,
+    *,
+    why: str,
+    made_by: str | None,
+    run_id: str,
+    commands: Sequence[StartedCommand] = (),
+    notices: Sequence[str] = (),
 ) -> str:
     """Return the text that asks how `attempt` ended: what it called, when it started, and what each answer does.
 
@@ -260,7 +270,8 @@ def outcome_text(
     template = validated.rollbacks[step.id].parameters if is_rollback else validated.parameters[step.id]
     mask = ValueMask.of(bound, expressions=bool(template.secrets))
     description = f"Undo: {step.description}" if is_rollback and step.description else step.description
-    first = heading_lines(f"How did {words(call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind))} end?", description)
+    called = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
+    first = [*notice_lines(notices), *heading_lines(f"How did {words(called)} end?", description)]
     asked = [
         f"Attempt {attempt.number} of this write was interrupted, and its outcome was not recorded. "
         + "".join(f"Its command **{words(command.in_words)}**. " for command in commands)

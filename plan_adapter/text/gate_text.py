@@ -35,10 +35,15 @@ def secrets_lines(secrets: Sequence[str], creators: Mapping[str, Sequence[str]])
     return [f"- {secrets_fact(secrets, creators, MAX_LISTED)}"] if secrets else []
 
 
-def expiry_sentence(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
-    """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit."""
+def expiry_sentence(plan: ExecutionPlan, expires_ms: int, step: Step | None, *, nobody: str | None = None) -> str:
+    """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit.
+
+    `nobody` says why nobody may answer, if nobody may.
+    """
+    if nobody is not None:
+        return f"**Nobody may answer: {nobody}.**" + (f" {expiry_sentence(plan, expires_ms, step)}" if expires_ms else "")
     if not expires_ms:
-        return "It waits until somebody answers."
+        return "This gate waits until somebody answers."
     skipped = "Skipped, with the steps that depend on it,"
     ends: dict[Expiry, str] = {"reject": "Rejected", "skip": skipped, "default": "The defaults are the answer"}
     return f"{'Rejected' if step is None else ends[plan.expires_at(step.id)]} if nobody answers within {duration(expires_ms)}."

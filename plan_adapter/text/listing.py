@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import sources_of
 from plan_adapter.model.options import EFFECTS, ApprovalPolicy, Effect, ErrorPolicy, Input
-from plan_adapter.model.plan import MAX_ROUNDS, ExecutionPlan, Permissions, Step
+from plan_adapter.model.plan import MAX_ROUNDS, ExecutionPlan, Permissions, Step, flattened
 from plan_adapter.model.readable import as_text, code, counted, duration, fenced, listed, prose
 
 REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
@@ -118,7 +118,10 @@ def sub_plan_facts(plan: ExecutionPlan, step: Step, permissions: Permissions) ->
     if step.pinned is None:
         return []
     policy = step.pinned.approval or ApprovalPolicy()
+    calls = [inner for inner in flattened(step.inner) if inner.ask is None and not inner.inner]
+    nobody = next((why for inner in calls if (why := plan.why_nobody_answers(inner)) is not None), None)
     who = [f"at its gates may answer: {' or '.join(map(code, policy.approvers))}"] if policy.approvers else []
+    who = who if nobody is None else [f"**nobody may answer at gates of its calls**: {nobody}"]
     allowed = permissions_facts(permissions)
     allowed += [always_execute_fact(always)] if (always := plan.always_executed_at(step)) else []
     return [f"runs {counted(len(step.pinned.steps), 'step')} of {prose(step.pinned.name)}", *who, *allowed]

@@ -1,5 +1,6 @@
 """The text of a plan gate."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -221,6 +222,7 @@ def plan_gate_text(
     gated: Collection[str],
     approval_digest: str,
     expires_ms: int,
+    nobody: str | None = None,
     earlier: ExecutionPlan | None = None,
     notices: Sequence[str] = (),
     tools: Sequence[str] = (),
@@ -230,7 +232,7 @@ def plan_gate_text(
 ) -> str:
     """Return the text of a plan gate: what it calls and what cannot be undone on the first screen, then every detail.
 
-    `gated` are the steps that ask again before they run. `expires_ms` 0 means no limit.
+    `gated` are the steps that ask again before they run. `expires_ms` 0 means no limit. `nobody` says why nobody may answer, if nobody may.
     `tools` is the section on changed tools, `origin` the one on what a model was asked for, and `folder` is where the run works. If the
     text exceeds `limit_bytes`, steps at the end of the list are omitted, with a note; nothing else is.
     """
@@ -241,7 +243,7 @@ def plan_gate_text(
         *notice_lines([*notices, *([] if earlier is None else raised_notices(earlier, preview))]),
         *heading_lines(f"Approve {plan_title(preview.plan)}?", preview.plan.description),
     ]
-    risk = _risk_and_expiry(preview, expires_ms)
+    risk = _risk_and_expiry(preview, expiry_sentence(preview.plan, expires_ms, None, nobody=nobody))
     first += [*first_steps(preview, gates, mask, height=max(HEIGHT - height_of([*first, *risk]), MIN_CALL_HEIGHT)), "", *risk]
     before = [] if earlier is None else changes_section(earlier, preview, schemas=mask.schemas)
     before += [
@@ -261,19 +263,21 @@ def plan_gate_text(
     return gate_document(first, [*before, *steps, *redaction_note(mask), *after])
 
 
-def _risk_and_expiry(preview: Preview, expires_ms: int) -> list[str]:
+def _risk_and_expiry(preview: Preview, waits: str) -> list[str]:
     """Return the sentences below the steps on the first screen."""
     writes = any(step.effect != "read" for step in preview.steps)
     danger = undo_sentence([step.step.id for step in preview.irreversible], writes=writes)
-    return [f"{danger} {expiry_sentence(preview.plan, expires_ms, None)}", ""]
+    return [f"{danger} {waits}", ""]
 
 
 def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
     """Return the section about the run as a whole, one fact per line."""
     plan = preview.plan
-    counts = ", ".join(counted(count, _EFFECT_NOUNS[effect]) for effect, count in preview.effects.items())
-    asks = [step.step.id for step in preview.steps if step.step.id in gates and step.step.ask is None]
     questions = [step.step.id for step in preview.steps if step.step.ask is not None]
+    called = Counter(step.effect for step in preview.steps if not step.step.inner and step.step.ask is None)
+    kinds = [counted(called[effect], _EFFECT_NOUNS[effect]) for effect in EFFECTS if called[effect]]
+    kinds += [counted(len(questions), "question")] if questions else []
+    asks = [step.step.id for step in preview.steps if step.step.id in gates and step.step.ask is None]
     undone = [step.step.id for step in preview.steps if step.rollback is not None]
     alone = [inner.id for group in plan.all_steps if plan.rolls_back_failed_items(group) for inner in group.steps if inner.id in undone]
     or_asked = ", or if an approver requests it" if gates else ""
@@ -281,7 +285,7 @@ def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[s
     return [
         "### The run",
         "",
-        f"- {counted(len(preview.steps), 'step')}: {counts}",
+        f"- {counted(len(preview.steps), 'step')}: {', '.join(kinds)}",
         *([f"- undone if the run fails{or_asked}: {list_names(undone)}"] if undone else []),
         *([f"- undone as soon as their item has failed: {list_names(alone)}"] if alone else []),
         *([f"- asks again before {list_names(asks)}"] if asks else []),

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Expression, Prediction, Template, Variables, has_expression, sources_of
 from plan_adapter.model.errors import ExpressionError
-from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.options import ApprovalPolicy, Effect
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import counted, duration, is_secret_name, one_line, visible
@@ -235,10 +235,11 @@ _UNDERMINED_PROOFS = {
 """The proofs that are worthless if the policy also accepts a method that lets anyone claim a name, by that method."""
 
 
-def check_gates(plans: Sequence[ExecutionPlan], calls: list[Call], inner: list[Call], findings: Findings) -> None:
-    """Add the problems of a plan's gate policy, and warnings about its parts that have no effect.
+def check_gates(plans: Sequence[ExecutionPlan], calls: list[Call], inner: list[Call], findings: Findings, *, has_inner_gates: bool) -> bool:
+    """Add the problems of a plan's gate policy, and warnings about its parts that have no effect. Return whether any step has a gate.
 
-    `plans` are the plan and those around it. `calls` are its own, `inner` those of the plans inside it.
+    `plans` are the plan and those around it. `calls` are its own, `inner` those of the plans inside it. `has_inner_gates`: whether a step
+    of these has a gate.
     """
     plan, *around = plans
     gated = [call for call in calls if _has_gate(plans, call)]
@@ -247,7 +248,7 @@ def check_gates(plans: Sequence[ExecutionPlan], calls: list[Call], inner: list[C
         _check_known_by(plan.approval, findings)
         _check_entries_once(plan.approval, findings)
         _check_always_execute(plan.approval, around, [*calls, *inner], findings)
-        _check_has_effect(plan, findings, gates=bool(gated))
+        _check_has_effect(plan, findings, gates=bool(gated) or has_inner_gates)
         _check_times(plan.approval, plan.options.approval_timeout_ms, findings)
     for call in calls:
         if call.step.ask is not None and call.step.expires and not plan.options.approval_timeout_ms:
@@ -255,14 +256,34 @@ def check_gates(plans: Sequence[ExecutionPlan], calls: list[Call], inner: list[C
             findings.warn("idle-policy", f"{call.at}.expires", message, hint)
     for call in gated:
         _check_items(call, f"{call.at}.for_each", findings)
+    return bool(gated) or has_inner_gates
 
 
-def _has_gate(plans: Sequence[ExecutionPlan], call: Call) -> bool:
+def check_answerable(plan: ExecutionPlan, calls: Iterable[Call], places: Mapping[str, str], findings: Findings) -> None:
+    """Add a warning for the gates of a whole plan where its approvers or proofs, and those of the plans inside it, leave nobody.
+
+    `places` are those of the steps in the document, by id.
+    """
+    found = dict[str, list[Step]]()
+    for call in calls:
+        if _has_gate(plan.plans_at(call.step), call, plan) and (why := plan.why_nobody_answers(call.step)) is not None:
+            found.setdefault(why, []).append(call.step)
+    for why, (first, *others) in found.items():
+        more = f" and {counted(len(others), 'more step')}" if others else ""
+        message = f"nobody may answer at the gate of `{first.id}`{more}: {why}"
+        hint = "let these plans accept a name and a proof in common; a group in one list counts as its members"
+        findings.warn("nobody-may-answer", places[first.id], message, hint)
+
+
+def _has_gate(plans: Sequence[ExecutionPlan], call: Call, owner: ExecutionPlan | None = None) -> bool:
+    """Return whether a step of the first of `plans`, which the others are around, has a gate. `owner`: the plan that knows the step."""
     for tool in call.goal_tools:  # each call that writes waits, unless all plans always execute it
         if tool.effect != "read" and any(tool.name not in plan.always_executed for plan in plans):
             return True
     rollback = None if call.rollback_tool is None else call.rollback_tool.effect
-    return plans[0].has_gate(call.step, None if call.tool is None else call.tool.effect, rollback=rollback)
+    effect = None if call.tool is None else call.tool.effect
+    demanded: set[Effect] = {each for plan in plans[1:] if plan.approval is not None for each in plan.approval.effects}
+    return (owner or plans[0]).has_gate(call.step, effect, rollback=rollback, gate_effects=demanded)
 
 
 def _check_names(policy: ApprovalPolicy, findings: Findings) -> None:

@@ -29,7 +29,14 @@ from plan_adapter.validation.dependencies import Dependencies, check_dependencie
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
 from plan_adapter.validation.inputs import check_definitions, read_values
-from plan_adapter.validation.permissions import check_early_inputs, check_expression, check_gates, check_permissions, decide_permissions
+from plan_adapter.validation.permissions import (
+    check_answerable,
+    check_early_inputs,
+    check_expression,
+    check_gates,
+    check_permissions,
+    decide_permissions,
+)
 from plan_adapter.validation.results import StepResults
 from plan_adapter.validation.sub_plans import SubPlan, check_as_sub_plan
 
@@ -143,6 +150,7 @@ class CompiledPlan:
     permissions: Template | None  # only if the inputs decide
     early_inputs: frozenset[str]  # those that decide the permissions of the plan, or of a plan inside it
     sub_plans: dict[str, "CompiledPlan"]  # by the step that runs it
+    has_gates: bool  # whether a step of the plan, or of a plan inside it, has a gate
 
     @property
     def own_and_inner_calls(self) -> list[Call]:
@@ -157,6 +165,8 @@ class CompiledPlan:
         """Return the calls of all steps. `steps` are those of the whole plan, where the ids of this plan's steps begin with `prefix`."""
         found = list[Call]()
         for call in self.calls:
+            if prefix and call.is_finally_step:  # refused inside another plan
+                continue
             found.append(replace(call, step=steps[f"{prefix}{call.step.id}"]) if prefix else call)
             if (nested := self.sub_plans.get(call.step.id)) is not None:
                 found += nested.all_calls(steps, f"{prefix}{call.step.id}.")
@@ -309,7 +319,8 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
     calls, plans = check_calls(fresh, tools, findings), (fresh, *around)
     sub_plans = {call.step.id: compiled for call in calls if (compiled := _compile_sub_plan(call, tools, findings, plans)) is not None}
     inner = [call for compiled in sub_plans.values() for call in compiled.own_and_inner_calls]
-    check_gates(plans, calls, inner, findings)
+    has_inner_gates = any(compiled.has_gates for compiled in sub_plans.values())
+    has_gates = check_gates(plans, calls, inner, findings, has_inner_gates=has_inner_gates)
     check_permissions(plans, calls, findings)
     flags = {name for name, definition in fresh.inputs.items() if definition.type == "boolean"}
     dependencies = check_dependencies(calls, flags, findings)
@@ -323,9 +334,11 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
             early |= check_early_inputs(call, nested.early_inputs, findings)
     plan_templates = [template for template in (run_name, key, permissions) if template is not None]
     _check_inputs_are_used(fresh, calls, [*outputs.values(), *plan_templates], findings)
-    compiled = CompiledPlan(fresh, calls, dependencies, outputs, run_name, key, permissions, frozenset(early), sub_plans)
+    compiled = CompiledPlan(fresh, calls, dependencies, outputs, run_name, key, permissions, frozenset(early), sub_plans, has_gates)
     if not around:  # a step may use a secret that a step of another plan creates
         _check_created_secrets(compiled, findings)
+    if not around and sub_plans and has_gates:
+        check_answerable(fresh, compiled.calls_of_whole_plan(), {step.id: at for at, step in fresh.places.items()}, findings)
     return compiled
 
 

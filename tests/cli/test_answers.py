@@ -79,12 +79,15 @@ def test_the_error_names_the_next_command_if_no_gate_is_open(plan: Plan) -> None
     assert f"`plan resume {run_id} --offline` resumes it" in result.err
 
 
-def test_a_new_group_member_may_answer_if_the_resuming_process_knows_the_group(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_gate_keeps_its_approvers_whatever_groups_the_resuming_process_has(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = waiting(plan, approval={"approvers": ["sre", "ana"]})
     assert plan("approve", run_id, "--yes").code == 6
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME], "others": ["bo"]}))
-    result = plan("resume", run_id, "--offline", "--yes", "--json", *TOOLS)
-    assert (result.code, result.run["status"]) == (0, "completed"), result.err
+    assert plan("resume", run_id, "--offline", "--detach", *TOOLS).code == 6
+    assert plan("approve", run_id, "--yes").code == 6
+    result = plan("resume", run_id, "--offline", "--yes", *TOOLS)
+    assert (result.code, f"{ME} may not answer here; only sre, ana may" in result.err) == (6, True)
+    assert "; only sre, ana may answer" in plan("show", run_id).out
     run_id = waiting(plan, approval={"approvers": ["others", "sre", "ana"]})
     assert "`ana` may answer as a person:" in plan("approve", run_id, "--show").out
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo", ME]}))

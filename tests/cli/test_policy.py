@@ -141,5 +141,5 @@ def test_a_gate_that_nobody_may_answer_is_reported(plan: Plan) -> None:
     assert plan("policy", "set", write_policy(approvers=["ana"])).code == 0
     run_id = plan("run", document(GREET, **NEEDS_APPROVAL, approval={"approvers": ["bo"]}), "--offline", "--json", *TOOLS).run["id"]
     assert plan("show", run_id).err == (
-        f"nobody may answer: the plan and the policy contradict each other; `plan cancel {run_id}` ends the run\n"
+        f"nobody may answer: the plan, those around it and the policy contradict each other; `plan cancel {run_id}` ends the run\n"
     )

@@ -48,7 +48,7 @@ async def test_the_model_gets_the_rejection_reason_and_cannot_repeat_the_same_ca
     first, again = (goal.rounds[-1].refusal for goal in model.seen[1:3])
     assert first == "bo rejected it: say it politely"
     assert again == (
-        "a person refused exactly this call: bo rejected it: say it politely; change it, ask the person with `ask_user`, or use `abort`"
+        "a person refused this call before: bo rejected it: say it politely; change it, ask the person with `ask_user`, or use `abort`"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, Step, ToolRegistry, aresume_run, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, Step, ToolRegistry, aresume_run, arun_plan, run_plan, tool
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, Rule
 from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, GatePolicy
@@ -168,3 +168,12 @@ async def test_a_run_whose_approver_gave_no_answer_waits_for_one(step_id: str | 
         assert (left.completed_at, paid) == (None, [])
         ended = await aresume_run(left.id, tools=tools, store=store, offline=True, approver=CallbackApprover(lambda _: True))
     assert (ended.status, paid) == (PlanStatus.COMPLETED, [1])
+
+
+def test_a_function_as_approver_is_refused_at_the_call() -> None:
+    def decide(_: ApprovalRequest) -> bool:
+        raise AssertionError("nobody asks it")
+
+    plan = ExecutionPlan(description="Pay", steps=[Step(id="pay", tool_name="pay")])
+    with pytest.raises(TypeError, match=r"has no method `ask`: pass `CallbackApprover\(decide\)`"):
+        run_plan(plan, tools=ToolRegistry([]), offline=True, approver=decide)  # type: ignore[arg-type]

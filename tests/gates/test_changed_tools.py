@@ -275,9 +275,7 @@ async def test_the_approver_sees_every_change_since_a_person_last_answered(answe
 
 async def _asked_again(world: World, run: PlanRun) -> str:
     """Return the text of the gate that a resume without an approver leaves open."""
-    await execute_resume(
-        run.id, tools=world.tools(), run_request=world.run_request(), store=world.store, offline=True, record_pending=True
-    )
+    await execute_resume(run.id, tools=world.tools(), run_request=world.run_request(), store=world.store, offline=True, record_pending=True)
     return (await with_text(world, await world.gate())).text
 
 

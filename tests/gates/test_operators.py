@@ -5,13 +5,26 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, ToolRegistry, acancel_run, aresolve_step, arevise_run, tool
+from plan_adapter import (
+    ExecutionPlan,
+    Input,
+    NotApprovedError,
+    PlanRun,
+    PlanStatus,
+    Step,
+    ToolRegistry,
+    acancel_run,
+    aresolve_step,
+    arevise_run,
+    tool,
+)
 from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, refuse_operation, with_current_policy
 from plan_adapter.gates.identity import identity_of_name
 from plan_adapter.gates.policy import Policy, effective_policy
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.options import ApprovalPolicy, Question
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.text.preview import preview_plan, preview_text
 from tests.gates.world import World
 
 GROUPS = {"sre": ["bo", "李雷"], "all": ["ana", "bo", "李雷"]}
@@ -55,7 +68,7 @@ def test_the_stricter_of_plan_and_settings_applies(of_plan: list[str], of_settin
 def test_a_conflict_of_plan_and_stored_policy_does_not_blame_an_environment_variable() -> None:
     plan = ExecutionPlan(description="x", name="发布", approval=ApprovalPolicy(operators=["bo"]))
     for settings in (Settings(), Settings(operators=("bo",))):
-        with pytest.raises(NotApprovedError, match="operators: nobody: the plan and the policy contradict each other"):
+        with pytest.raises(NotApprovedError, match="operators: nobody: the plan, those around it and the policy contradict each other"):
             refuse_operation(plan, effective_policy(settings, Policy(operators=["ana"]), number=1), by="ana", operation="resume")
 
 
@@ -192,9 +205,42 @@ def test_the_groups_of_whoever_answers_count_only_as_part_of_the_stores_policy(n
     assert with_current_policy(opened, plan, stored, step_id=None).approvers == ("bo", "li")
 
 
+GROUP_NOTICE = "`sre` is a group of PLAN_ADAPTER_GROUPS in the process that opened this gate: the store has no policy with groups."
+
+
 async def test_a_gate_says_that_its_groups_come_from_the_environment(world: World) -> None:
     world.settings = Settings(approvers=("sre",), groups={"sre": ["bo"], "unused": ["li"]})
     _, gate = await world.detached()
     text = (await world.store.gates.get(gate.id)).text
-    assert "`sre` is a group of PLAN_ADAPTER_GROUPS, where this process runs: the store has no policy." in text.replace("\\", "")
+    assert (
+        "`sre` is a group of PLAN_ADAPTER_GROUPS in the process that opened this gate: the store has no policy with groups."
+        in text.replace("\\", "")
+    )
     assert "unused" not in text
+
+
+async def test_the_gates_of_steps_questions_and_outcomes_say_where_their_groups_come_from(world: World) -> None:
+    world.settings = Settings(groups={"sre": ["ana"]})
+    plan = world.plan(gated=True, policy=ApprovalPolicy(approvers=["sre"]))
+    plan.steps.append(Step(id="why", ask=Question(question="Why?", fields={"why": Input()}), approvers=["sre"]))
+    world.start(plan)
+    for step in ("strike", "why"):
+        gate = await world.gate(step=step)
+        assert GROUP_NOTICE in (await world.store.gates.get(gate.id)).text.replace("\\", "")
+
+
+@pytest.mark.parametrize("seconds", [0, 600])
+async def test_a_gate_of_an_inner_plan_that_nobody_may_answer_says_so(seconds: int, world: World) -> None:
+    inner = world.plan(policy=ApprovalPolicy(approvers=["sre"]), timeout_ms=seconds * 1000)
+    inner.inputs["target"].default = "a"
+    outer = ExecutionPlan(description="x", approval=ApprovalPolicy(approvers=["boss"], effects=["write"]))
+    outer.options.require_approval = inner.options.require_approval = False
+    outer.steps.append(Step(id="p", plan="in", pinned=inner))
+    world.start(outer)
+    text = (await world.store.gates.get((await world.gate(step="p.strike")).id)).text
+    assert "**Nobody may answer: the plan, those around it and the policy contradict each other.**" in text
+    assert ("Rejected if nobody answers within 10 min" in text, "waits until somebody" in text) == (bool(seconds), False)
+    bound = world.bound(outer)
+    whole = preview_plan(bound.validated, inputs=bound.inputs, approval_digest=bound.approval_digest, requires_approval=True)
+    shown = preview_text(whole)
+    assert "nobody may answer at gates of its calls" in shown and "may answer: `sre`" not in shown

@@ -178,10 +178,24 @@ async def test_an_approval_given_in_advance_does_not_answer_a_question(world: Wo
     assert (run.status, (await world.gate(step="decide")).end) == (PlanStatus.PENDING_APPROVAL, None)
 
 
-async def test_an_approval_instead_of_an_answer_ends_the_run_with_the_reason(world: World) -> None:
-    run = await world.start(plan_with_question(), approver=FixedApprover())
-    assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
-    assert "answer with its fields `choice`, `nodes`" in (run.message or "")
+@pytest.mark.parametrize(
+    ("approver", "problems"),
+    [
+        (FixedApprover(), ["answer with its fields `choice`, `nodes`"]),
+        (CallbackApprover(lambda _: {"choice": "zz", "nodes": 0}), ["`choice`: ", "`nodes`: "]),
+        (CallbackApprover(lambda _: {}), ["`choice`"]),
+    ],
+)
+async def test_an_answer_of_a_program_that_does_not_fit_raises_and_leaves_the_question_open(
+    approver: Any, problems: list[str], world: World
+) -> None:
+    with pytest.raises(TypeError, match="does not fit the question of step `decide`") as raised:
+        await world.start(plan_with_question(), approver=approver)
+    assert all(problem in str(raised.value) for problem in problems)
+    gate = await world.gate(step="decide")
+    assert (await world.store.run(gate.run_id)).completed_at is None
+    ended = await world.resume(gate.run_id, approver=CallbackApprover(lambda _: {"choice": "wait"}))
+    assert (ended.status, world.struck) == (PlanStatus.COMPLETED, [])
 
 
 async def test_an_answer_is_valid_only_for_the_question_that_was_asked(world: World) -> None:

@@ -45,7 +45,7 @@ async def test_reopening_an_open_gate_keeps_it_and_counts_the_opening(store: Pla
     first = await store.gates.open(a_gate(run), timeout_ms=60_000)
     await store.gates.show(first.id, flow_run_id="f-1", keyset="k-1")
     again = await store.gates.open(a_gate(run, text="with a note", gate_policy=GatePolicy(), name="x"), timeout_ms=5)
-    assert again == replace(first, text="with a note", gate_policy=GatePolicy(), openings=2, flow_run_id="f-1", keyset="k-1")
+    assert again == replace(first, text="with a note", openings=2, flow_run_id="f-1", keyset="k-1")
     assert await store.gates.find(run_id=run.id, open_only=False) == [again]
 
 

@@ -1,6 +1,7 @@
 """The problems of plans that run other plans, at their places in both documents, and how the inner plans are loaded."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -230,3 +231,43 @@ def test_options_of_a_sub_plan_apply_to_its_steps(tools: ToolRegistry) -> None:
     plan = validate(around(inner, do("after", "x")), tools).plan
     assert [plan.timeout_ms_of(step) for step in plan.all_steps if step.tool_name] == [7, 7, 0]
     assert [plan.isolation_of(step) for step in plan.all_steps if step.tool_name] == ["process", "process", None]
+
+
+def _nested(outer: dict[str, Any], inner: dict[str, Any], tools: ToolRegistry, *, asks: bool = True) -> list[tuple[str, str]]:
+    """Return the warnings about the policies of a plan and of the one inside it, which writes."""
+    part = Step(id="p", plan="in2", pinned=site(do("w", "x"), inputs={}, approval=ApprovalPolicy(**inner) if inner else None))
+    plan = ExecutionPlan(description="Around", approval=ApprovalPolicy(**outer), steps=[part])
+    plan.options.require_approval = asks
+    return [(problem.code, problem.at) for problem in lint(plan, tools) if problem.code in ("idle-policy", "nobody-may-answer")]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "warned"),
+    [
+        ({"effects": ["write"]}, {}, []),
+        ({"approvers": ["ana"]}, {"effects": ["write"]}, []),
+        ({"approvers": ["ana"]}, {}, [("idle-policy", "approval")]),
+        ({"effects": ["read"]}, {}, [("idle-policy", "approval")]),
+    ],
+)
+def test_a_policy_has_an_effect_if_a_step_of_an_inner_plan_asks(
+    outer: dict[str, Any], inner: dict[str, Any], warned: list[tuple[str, str]], tools: ToolRegistry
+) -> None:
+    assert _nested(outer, inner, tools, asks=False) == warned
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "warned"),
+    [
+        ({"approvers": ["boss"]}, {"approvers": ["sre"]}, True),
+        ({"approvers": ["boss", "sre"]}, {"approvers": ["sre"]}, False),
+        ({"approvers": ["boss"]}, {}, False),
+        ({"known_by": ["totp"]}, {"known_by": ["ssh_signature"]}, True),
+        ({"known_by": ["totp", "ssh_signature"]}, {"known_by": ["ssh_signature"]}, False),
+    ],
+)
+def test_gates_that_nobody_may_answer_are_warned_of_at_the_inner_step(
+    outer: dict[str, Any], inner: dict[str, Any], warned: bool, tools: ToolRegistry
+) -> None:
+    expected = [("nobody-may-answer", "steps[0].pinned.steps[0]")] if warned else []
+    assert _nested({"effects": ["write"], **outer}, inner, tools) == expected

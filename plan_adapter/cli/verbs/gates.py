@@ -9,6 +9,7 @@ from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import NO_FORM, QUESTION_SUFFIXES, gate_json, gate_place
 from plan_adapter.cli.servers import known_server, lacks_store_of_server
 from plan_adapter.cli.sources import open_store
+from plan_adapter.gates.gate import changes_text
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.readable import as_text, cut, one_line, unescaped
 from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
@@ -118,7 +119,7 @@ def _print_gates(
         if gate.has_form is False:
             output.line(f"{gate.run_id} {gate_place(gate)}: {NO_FORM}: `{answer_command(gate)}` answers it")
         if (changed := changes.get(gate.id)) is not None:
-            output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(changed.by)} asks for changes: {one_line(changed.note)}")
+            output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(changes_text(changed))}")
     more = f"; {len(found) - limit} more: --limit" if len(found) > limit else ""
     who = f"; {refused}" if (refused := caller_refusal(shown[0])) is not None else ""
     output.note(f"`{answer_command(shown[0])}` answers the first one{who}{more}")

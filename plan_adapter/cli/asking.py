@@ -2,13 +2,17 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli.exit_codes import UsageError
+from plan_adapter.execution.redactor import Redactor
 from plan_adapter.gates.approval import Approver, answer_to, os_user, refusal
 from plan_adapter.gates.conversation import Conversation, ask_fields, ask_value
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.terminal import Edit, TerminalApprover
+from plan_adapter.local.secrets import known_values
+from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, GatePolicy, Resolution
 from plan_adapter.model.errors import InvalidPlanError, NotApprovedError
 from plan_adapter.model.readable import as_text, counted, one_line
@@ -113,7 +117,9 @@ async def read_field_values(given: Sequence[str], fields: "Mapping[str, Input]",
         return answer
     values, problems = read_values(fields, _field_texts(given), from_text=True, what="field")
     if problems:
-        raise InvalidPlanError(problems)
+        redact = Redactor.of(await known_values(Settings(), ())).text
+        shown = [replace(each, at=redact(each.at), message=redact(each.message), hint=redact(each.hint)) for each in problems]
+        raise InvalidPlanError(shown)
     return values
 
 

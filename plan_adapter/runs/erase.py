@@ -25,14 +25,14 @@ async def preview_erasure(run_id: str, fields: Sequence[str], *, store: PlanStor
     return await store.retention.preview_erasure(run.id, fields, files=files)
 
 
-async def erase_values(run_id: str, fields: Sequence[str], *, store: PlanStore, settings: Settings, by: str, known_by: str) -> Erasure:
+async def erase_values(run_id: str, fields: Sequence[str], *, store: PlanStore, settings: Settings, by: str) -> Erasure:
     """Erase the values of `fields` and return what was erased.
 
     Raises NotApprovedError if `by` is not an operator of the run's plan, RunConflictError as `Retention.erase` does, and StoreError if a
     result file cannot be read or written.
     """
     run, files = await _prepare(run_id, store, settings, by=by)
-    erasure = await store.retention.erase(run.id, fields, files=files, stage=_stage, by=by, known_by=known_by)
+    erasure = await store.retention.erase(run.id, fields, files=files, stage=_stage, by=by)
     await _finish(run, store, settings)
     return erasure
 

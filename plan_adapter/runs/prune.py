@@ -45,9 +45,7 @@ async def find_old_runs(
     ]
 
 
-async def prune_runs(
-    found: Sequence[OldRun], older_than: timedelta, *, store: PlanStore, by: str, known_by: str
-) -> AsyncIterator[list[OldRun]]:
+async def prune_runs(found: Sequence[OldRun], older_than: timedelta, *, store: PlanStore, by: str) -> AsyncIterator[list[OldRun]]:
     """Delete, in batches, the records of the runs in `found` that are not kept. Yield each batch after its deletion.
 
     A run in a batch is kept after all if it has changed since.
@@ -56,7 +54,7 @@ async def prune_runs(
     for first in range(0, len(wanted), BATCH):
         batch = wanted[first : first + BATCH]
         before = await store.now() - older_than
-        kept = await store.retention.prune([run.id for run in batch], ended_before=before, by=by, known_by=known_by)
+        kept = await store.retention.prune([run.id for run in batch], ended_before=before, by=by)
         yield [replace(run, kept=kept.get(run.id)) for run in batch]
 
 

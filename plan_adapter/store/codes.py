@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, func, select
 
+from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
@@ -41,8 +42,10 @@ class OneTimeCodes(StorePart):
         _refuse_enrolling(connection, person, by=by)
 
     @writes
-    def enroll(self, connection: Connection, person: str, seed: str, *, by: str, known_by: str, replaces: bool) -> None:
+    def enroll(self, connection: Connection, person: str, seed: str, *, by: str, replaces: bool) -> None:
         """Add an encrypted seed. Earlier seeds stay in the store but are no longer valid.
+
+        It is recorded as added by `by`, unverified unless that is the account of this process.
 
         Raises NotApprovedError like `refuse_enrolling`. Raises RunConflictError if the person has a seed, unless it `replaces` that.
         """
@@ -53,7 +56,7 @@ class OneTimeCodes(StorePart):
                 f"{one_line(person)} has one-time codes already: `plan enroll {one_line(person)}` asks before it replaces them"
             )
         row = {**context_columns(RunContext()), "name": person, "number": last + 1, "seed": seed}
-        row |= {"by": by, "known_by": known_by, "at": now_of(connection)}
+        row |= {"by": by, "known_by": identity_of_account(by).known_by, "at": now_of(connection)}
         added = connection.execute(insert_into(totp_history, connection.dialect.name).values(row).on_conflict_do_nothing())
         if added.rowcount != 1:
             raise RunConflictError(f"somebody else enrolled {one_line(person)} at the same moment")

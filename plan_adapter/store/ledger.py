@@ -64,6 +64,7 @@ class RunLedger(StorePart):
         Raises InvalidPlanError, with every place, if its plan, inputs or context contain the value of a secret.
         """
         context: dict[str, JsonValue] = {"agent_id": run.agent_id, "org_id": run.org_id, "task_id": run.task_id}
+        context["requested_by"] = run.requested_by
         await refuse_secrets({"": canonical_document(validated.plan), "inputs": run.inputs, **context})
         run.tenant_id = self._with_tenant(run).tenant_id
         # Built before the transaction begins, because it is slow for a large plan.

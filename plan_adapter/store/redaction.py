@@ -55,7 +55,7 @@ def records(work: Callable[Concatenate[S, Connection, P], T]) -> "Callable[Conca
         for name, value in given.items():
             if is_dataclass(value) and not isinstance(value, type):
                 bound.arguments[name] = without_secrets(value, redactor.value)
-            elif name in WORDS:
+            elif name in WORDS or (name == "by" and isinstance(value, str) and not value.isalpha()):
                 bound.arguments[name] = redactor.value(cast("JsonValue", value))
         return await write(part, *bound.args[2:], **bound.kwargs)
 
@@ -65,8 +65,11 @@ def records(work: Callable[Concatenate[S, Connection, P], T]) -> "Callable[Conca
 def without_secrets(said: T, redact: Callable[[JsonValue], JsonValue]) -> T:
     """Return `said` with the values of secrets redacted in its words.
 
-    Raises NotApprovedError if that would change an answer to a question, or something that was signed.
+    Raises NotApprovedError if that would change an answer to a question, something that was signed, or the name of the person.
     """
+    by = getattr(said, "by", "")
+    if not by.isalpha() and redact(by) != by:  # a plain word may be the name of an account and a weak secret
+        raise NotApprovedError("the name of the person contains the value of a secret, and names are recorded and shown: leave it out")
     words = {field.name: getattr(said, field.name) for field in fields(cast("Any", said)) if field.name in WORDS}
     changed = {name: shown for name, text in words.items() if (shown := redact(text)) != text}
     if "result" in changed and isinstance(said, Approval):

@@ -8,6 +8,7 @@ from functools import partial
 from pydantic import JsonValue
 from sqlalchemy import Connection, delete, or_, select
 
+from plan_adapter.gates.identity import Identity, identity_of_account
 from plan_adapter.local.crash_points import reached
 from plan_adapter.model.errors import RunConflictError
 from plan_adapter.model.status import PlanStatus
@@ -93,18 +94,16 @@ class Retention(StorePart):
             for row in rows
         ]
 
-    async def prune(self, run_ids: Sequence[str], *, ended_before: datetime, by: str, known_by: str) -> dict[str, str]:
-        """Delete the records of these runs in one transaction, and record a tombstone for each.
+    async def prune(self, run_ids: Sequence[str], *, ended_before: datetime, by: str) -> dict[str, str]:
+        """Delete the records of these runs in one transaction, and record a tombstone for each, with what is known about `by`.
 
         Return the runs whose records are kept, each with the reason: the run is in use again, or its record does not verify.
         """
         heads = await self._database.read(partial(_verified_heads, run_ids=run_ids))
-        return await self._prune(heads, ended_before, by, known_by)
+        return await self._prune(heads, ended_before, identity_of_account(by))
 
     @writes
-    def _prune(
-        self, connection: Connection, heads: dict[str, str | None], ended_before: datetime, by: str, known_by: str
-    ) -> dict[str, str]:
+    def _prune(self, connection: Connection, heads: dict[str, str | None], ended_before: datetime, identity: Identity) -> dict[str, str]:
         # A locked run is in use: skip it instead of waiting for the lock.
         wanted = select(runs).where(runs.c.id.in_(heads), runs.c.completed_at < ended_before).order_by(runs.c.id)
         query = seen_by(self.tenant_id, wanted, runs).with_for_update(skip_locked=True)
@@ -117,7 +116,7 @@ class Retention(StorePart):
             if why is not None:
                 kept[run_id] = why
                 continue
-            tombstones.add(connection, found[run_id], "pruned", by=by, known_by=known_by)
+            tombstones.add(connection, found[run_id], "pruned", by=identity.by, known_by=identity.known_by)
         pruned = [run_id for run_id in heads if run_id not in kept]
         for table in _TABLES:
             connection.execute(delete(table).where(table.c.run_id.in_(pruned)))
@@ -141,9 +140,10 @@ class Retention(StorePart):
         files: Mapping[str, JsonValue],
         stage: Stage,
         by: str,
-        known_by: str,
     ) -> Erasure:
         """Erase the values of `fields` in the record of a run that has ended, record a tombstone, and return what was erased.
+
+        The tombstone names `by`, unverified unless it is the account of this process.
 
         `files` are the contents of the run's result files by path. `stage` gets the new ones before the transaction is committed. Raises
         RunConflictError for fields without a value, a run that is still in use, and a record that does not verify.
@@ -151,7 +151,8 @@ class Retention(StorePart):
         run = _require_erasable(connection, lock_run(connection, self.tenant_id, run_id))
         erasure, changed = erasure_of(connection, run, fields, files)
         if changed or erasure.files:
-            write_erasure(connection, run, erasure, changed, by=by, known_by=known_by, stage=stage)
+            identity = identity_of_account(by)
+            write_erasure(connection, run, erasure, changed, by=identity.by, known_by=identity.known_by, stage=stage)
             signal(connection)
         return erasure
 

@@ -76,7 +76,7 @@ ANA = new_seed("ana")[0]
 
 async def enroll_ana(world: World) -> Settings:
     """Enroll ana in the store of `world`; return the settings that hold the key of her seed."""
-    await world.store.codes.enroll("ana", encrypt_seed("ana", ANA, world.settings), by="ana", known_by="os_user", replaces=False)
+    await world.store.codes.enroll("ana", encrypt_seed("ana", ANA, world.settings), by="ana", replaces=False)
     return world.settings
 
 
@@ -84,7 +84,7 @@ async def test_the_seed_of_another_person_is_refused(world: World) -> None:
     settings = await enroll_ana(world)
     mine, code = new_seed("mallory")[0], TOTP(new_seed("mallory")[0])
     sealed = encrypt_seed("mallory", mine, settings)
-    await world.store.codes.enroll("mallory", sealed, by="mallory", known_by="os_user", replaces=False)
+    await world.store.codes.enroll("mallory", sealed, by="mallory", replaces=False)
     row = "INSERT INTO totp_history (name, number, tenant_id, seed, by, known_by, at) SELECT 'ana', 2, '', seed, 'ana', 'os_user', at"
     await world.sql(f"{row} FROM totp_history WHERE name = 'mallory'")
     with pytest.raises(NotApprovedError, match="belongs to somebody else"):
@@ -111,17 +111,17 @@ async def test_only_the_owner_or_an_operator_can_replace_a_seed(has_operators: b
         await world.store.policy.set(NewPolicy(Policy(operators=["ops"], groups={"ops": ["bo"]}), 1, "bo", "os_user"))
     for replaces in (True, False):
         with pytest.raises(NotApprovedError, match="may not enroll ana; allowed: ana"):
-            await world.store.codes.enroll("ana", "sealed", by=by, known_by="os_user", replaces=replaces)
+            await world.store.codes.enroll("ana", "sealed", by=by, replaces=replaces)
     for allowed in ("ana", *(["bo"] if has_operators else [])):
-        await world.store.codes.enroll("ana", f"by {allowed}", by=allowed, known_by="os_user", replaces=True)
+        await world.store.codes.enroll("ana", f"by {allowed}", by=allowed, replaces=True)
         assert await world.store.codes.seed("ana") == f"by {allowed}"
 
 
 async def test_only_operators_of_the_policy_can_enroll_others(world: World) -> None:
     await world.store.policy.set(NewPolicy(Policy(operators=["bo"]), 1, "bo", "os_user"))
     with pytest.raises(NotApprovedError, match="may not enroll ana; allowed: ana, or an operator of the policy: bo"):
-        await world.store.codes.enroll("ana", "sealed", by="mallory", known_by="os_user", replaces=False)
-    await world.store.codes.enroll("ana", "sealed", by="bo", known_by="os_user", replaces=False)
+        await world.store.codes.enroll("ana", "sealed", by="mallory", replaces=False)
+    await world.store.codes.enroll("ana", "sealed", by="bo", replaces=False)
 
 
 @pytest.mark.parametrize("known_by", [("totp",), ("totp", "ssh_signature"), ("totp", "os_user")], ids=" ".join)

@@ -1,13 +1,26 @@
 """Tests of the built-in approvers: a callback function, and a policy of rules."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, Step, ToolRegistry, aresume_run, arun_plan, run_plan, tool
+from plan_adapter import (
+    ExecutionPlan,
+    InvalidPlanError,
+    NotApprovedError,
+    PlanStatus,
+    PlanStore,
+    Step,
+    ToolRegistry,
+    aresume_run,
+    arun_plan,
+    run_plan,
+    tool,
+)
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, Rule
 from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, GatePolicy
@@ -177,3 +190,24 @@ def test_a_function_as_approver_is_refused_at_the_call() -> None:
     plan = ExecutionPlan(description="Pay", steps=[Step(id="pay", tool_name="pay")])
     with pytest.raises(TypeError, match=r"has no method `ask`: pass `CallbackApprover\(decide\)`"):
         run_plan(plan, tools=ToolRegistry([]), offline=True, approver=decide)  # type: ignore[arg-type]
+
+
+async def test_a_name_that_contains_a_secret_is_refused_and_recorded_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "s3cr3t-of-names"
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_TOKEN", secret)
+
+    @tool(effect="write")
+    def pay() -> None:
+        """Pay."""
+
+    plan, tools = ExecutionPlan(description="Pay", steps=[Step(id="pay", tool_name="pay")]), ToolRegistry([pay])
+    async with PlanStore(f"sqlite:///{tmp_path}/plans.db") as store:
+        with pytest.raises(InvalidPlanError) as raised:
+            await arun_plan(plan, tools=tools, store=store, offline=True, by=f"me {secret}", approver=CallbackApprover(lambda _: True))
+        assert [(problem.code, problem.at) for problem in raised.value.problems] == [("secret-in-text", "requested_by")]
+        with pytest.raises(NotApprovedError, match="the name of the person contains the value of a secret"):
+            approver = CallbackApprover(lambda _: True, by=f"ana {secret}")
+            await arun_plan(plan, tools=tools, store=store, offline=True, approver=approver)
+        (run,) = await store.runs()
+        await store.ledger.record_refusal(run.id, "no", by=f"eve {secret}")
+        assert secret not in json.dumps(await store.export(run.id))

@@ -23,9 +23,7 @@ async def stores(store_url: str) -> AsyncIterator[list[PlanStore]]:
         opened = [await stack.enter_async_context(PlanStore(store_url)) for _ in range(3)]
         await opened[0].upgrade()
         for person, seed in PEOPLE.items():
-            await opened[0].codes.enroll(
-                person, encrypt_seed(person, seed, settings_with_key()), by=person, known_by="os_user", replaces=False
-            )
+            await opened[0].codes.enroll(person, encrypt_seed(person, seed, settings_with_key()), by=person, replaces=False)
         yield opened
 
 

@@ -121,7 +121,7 @@ async def test_an_appended_entry_about_a_receipt_is_reported(store: PlanStore, s
 
 async def test_a_tombstone_and_the_verification_name_the_rows_with_erased_words(store: PlanStore) -> None:
     run = await a_paid_run(store)
-    await store.retention.erase(run.id, ["inputs.who"], files={}, stage=lambda _: None, by="bo", known_by="os_user")
+    await store.retention.erase(run.id, ["inputs.who"], files={}, stage=lambda _: None, by="bo")
     found = await store.verify(run.id)
     (tombstone,) = await store.retention.tombstones(run.id)
     place = '["check", "step", -1, 1]'
@@ -134,7 +134,7 @@ async def test_a_tombstone_and_the_verification_name_the_rows_with_erased_words(
 @pytest.mark.parametrize("table", ["policy_history", "tombstones"])
 async def test_a_run_witnesses_the_newest_policy_and_tombstone(table: str, store: PlanStore, sql: Sql) -> None:
     erased = await a_paid_run(store)
-    await store.retention.erase(erased.id, ["inputs.who"], files={}, stage=lambda _: None, by="bo", known_by="os_user")
+    await store.retention.erase(erased.id, ["inputs.who"], files={}, stage=lambda _: None, by="bo")
     await store.policy.set(NewPolicy(Policy(self_approval=False), 1, "ana", "os_user"))
     later = await created(store)
     assert (await store.verify(later.id)).ok
@@ -239,7 +239,7 @@ async def record_without(store: PlanStore, value: str, *fields: str, note: str =
     run = await arun_plan(plan, inputs={"who": value}, tools=ToolRegistry([look, mail]), store=store, offline=True, approver=approver)
     assert run.status is PlanStatus.COMPLETED, run.message
     for field in fields or ("inputs.who",):
-        await store.retention.erase(run.id, [field], files={}, stage=lambda _: None, by="bo", known_by="os_user")
+        await store.retention.erase(run.id, [field], files={}, stage=lambda _: None, by="bo")
     found = await store.verify(run.id)
     assert found.ok, str(found.problem)
     return json.dumps(await store.export(run.id), ensure_ascii=False)

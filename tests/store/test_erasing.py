@@ -9,6 +9,7 @@ import pytest
 from pydantic import JsonValue
 from sqlalchemy.exc import DBAPIError
 
+from plan_adapter.gates.approval import os_user
 from plan_adapter.model.errors import RunConflictError
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, StepStatus
@@ -48,7 +49,7 @@ async def a_personal_run(store: PlanStore) -> PlanRun:
 
 
 async def erase(store: PlanStore, run_id: str, *fields: str, files: Mapping[str, JsonValue] | None = None) -> Erasure:
-    return await store.retention.erase(run_id, fields, files=files or {}, stage=lambda _files: None, by="bo", known_by="os_user")
+    return await store.retention.erase(run_id, fields, files=files or {}, stage=lambda _files: None, by="bo")
 
 
 async def text_of(store: PlanStore, run_id: str) -> str:
@@ -102,7 +103,7 @@ async def test_fields_can_be_erased_one_by_one_and_the_run_pruned_afterwards(sto
     assert receipts == {0: {"who": NAME, "n": 0}, 1: {"who": NAME, "n": "[erased value]"}}
     assert len(await store.retention.tombstones(run.id)) == len(fields) - 2  # `message` had the text of `outputs.mail` and `inputs.email`
     later = await store.now() + timedelta(hours=1)
-    assert await store.retention.prune([run.id], ended_before=later, by="bo", known_by="os_user") == {}
+    assert await store.retention.prune([run.id], ended_before=later, by="bo") == {}
     assert await store.retention.problem() is None
 
 
@@ -221,3 +222,11 @@ def test_all_invalid_fields_are_named():
         RunConflictError, match=r"no field is called `inputs`, `steps.a.status`, `message.x`, `inputs.a\[`; write inputs.NAME"
     ):
         read_fields(["inputs", "steps.a.status", "inputs.ok", "message.x", "inputs.a["])
+
+
+async def test_the_tombstone_says_only_what_was_checked_about_who_erased(store: PlanStore) -> None:
+    for by, known_by in (("ana", "unverified"), (os_user(), "os_user")):
+        run = await a_personal_run(store)
+        await store.retention.erase(run.id, ["inputs.email"], files={}, stage=lambda _files: None, by=by)
+        (stone,) = await store.retention.tombstones(run.id)
+        assert (stone.by, stone.known_by) == (by, known_by)

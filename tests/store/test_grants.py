@@ -101,9 +101,9 @@ async def test_a_keeper_can_delete_entries_only_by_pruning_and_erasing(stores: d
     with pytest.raises(asyncpg.RaiseError, match="rows of audit cannot be changed or deleted"):
         await connections["kim"].execute("DELETE FROM audit")
     before = await kim.now() + timedelta(hours=1)
-    assert await kim.retention.prune([old.id], ended_before=before, by="kim", known_by="os_user") == {}
+    assert await kim.retention.prune([old.id], ended_before=before, by="kim") == {}
     fields = ("inputs.host", "steps.check.result", "steps.drain.error", "notes")
-    await kim.retention.erase(personal.id, fields, files={}, stage=lambda _files: None, by="kim", known_by="os_user")
+    await kim.retention.erase(personal.id, fields, files={}, stage=lambda _files: None, by="kim")
     assert (await stores["abel"].verify(personal.id)).ok
     assert await stores["abel"].retention.problem() is None
 
@@ -147,5 +147,5 @@ async def test_a_keeper_changes_rows_only_by_erasing_and_adds_no_other_entries(s
         for statement in forged:
             with pytest.raises(asyncpg.RaiseError, match="this role"):
                 await kim.execute(statement)
-        await stores["kim"].retention.erase(run.id, ["inputs.host"], files={}, stage=lambda _: None, by="kim", known_by="os_user")
+        await stores["kim"].retention.erase(run.id, ["inputs.host"], files={}, stage=lambda _: None, by="kim")
     assert (await stores["abel"].verify(run.id)).ok

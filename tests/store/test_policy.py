@@ -98,7 +98,7 @@ async def test_a_tenants_store_follows_the_policy_and_cannot_set_one(store: Plan
 @pytest.mark.parametrize("change", ["UPDATE {} SET by = 'mallory'", "DELETE FROM {}"])
 async def test_the_database_refuses_to_change_a_policy_or_seed(store: PlanStore, sql: Sql, table: str, change: str):
     await store.policy.set(new())
-    await store.codes.enroll("ana", "sealed", by="ana", known_by="os_user", replaces=False)
+    await store.codes.enroll("ana", "sealed", by="ana", replaces=False)
     with pytest.raises(DBAPIError, match=f"rows of {table} cannot be changed or deleted"):
         await sql.change(change.format(table))
 
@@ -128,10 +128,10 @@ async def test_an_altered_policy_is_reported_and_not_applied(store: PlanStore, s
 
 async def test_seeds_are_append_only_and_the_newest_one_is_used(store: PlanStore, sql: Sql):
     assert await store.codes.seed("安娜") is None
-    await store.codes.enroll("安娜", "one", by="bo", known_by="os_user", replaces=False)
+    await store.codes.enroll("安娜", "one", by="bo", replaces=False)
     with pytest.raises(RunConflictError, match="has one-time codes already"):
-        await store.codes.enroll("安娜", "two", by="安娜", known_by="os_user", replaces=False)
-    await store.codes.enroll("安娜", "two", by="安娜", known_by="os_user", replaces=True)
+        await store.codes.enroll("安娜", "two", by="安娜", replaces=False)
+    await store.codes.enroll("安娜", "two", by="安娜", replaces=True)
     assert await store.codes.seed("安娜") == "two"
     rows = await sql.rows("SELECT number, by, seed FROM totp_history")
     assert sorted(tuple(row.values()) for row in rows) == [(1, "bo", "one"), (2, "安娜", "two")]

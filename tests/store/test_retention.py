@@ -31,7 +31,7 @@ async def old(store: PlanStore) -> dict[str, OldRun]:
 
 
 async def prune(store: PlanStore, *run_ids: str) -> dict[str, str]:
-    return await store.retention.prune(run_ids, ended_before=await later(store), by="安娜", known_by="os_user")
+    return await store.retention.prune(run_ids, ended_before=await later(store), by="安娜")
 
 
 async def ended(store: PlanStore, status: PlanStatus = PlanStatus.FAILED) -> PlanRun:
@@ -82,7 +82,7 @@ async def test_pruning_a_run_leaves_a_tombstone_and_keeps_its_plan_and_other_run
     assert (await store.get(run.digest)).description == "检查两次"
     assert (await store.verify(other.id)).ok
     assert await store.retention.problem() is None
-    with pytest.raises(RunConflictError, match=rf"run {run.id} was pruned, by 安娜 \(os_user\) at .*`plan runs verify {run.id}` shows"):
+    with pytest.raises(RunConflictError, match=rf"run {run.id} was pruned, by 安娜 \(unverified\) at .*`plan runs verify {run.id}` shows"):
         await store.run(run.id)
     assert await old(store) == {other.id: (await old(store))[other.id]}
 
@@ -206,7 +206,7 @@ async def main():
     async with PlanStore(sys.argv[1]) as store:
         before = await store.now() + timedelta(hours=1)
         for run_id in sys.argv[2:]:
-            await store.retention.prune([run_id], ended_before=before, by="ana", known_by="os_user")
+            await store.retention.prune([run_id], ended_before=before, by="ana")
 
 asyncio.run(main())
 """

@@ -27,7 +27,7 @@ async def enroll(person: str, /, *, force: bool = False, json: bool = False) -> 
         await store.codes.refuse_enrolling(person, by=by)
         if replaced and not force:
             await _confirm_replacement(person)
-        await store.codes.enroll(person, encrypt_seed(person, seed, settings), by=by, known_by="os_user", replaces=replaced)
+        await store.codes.enroll(person, encrypt_seed(person, seed, settings), by=by, replaces=replaced)
         where = store.label
     if json:
         output.json_line({"person": person, "uri": uri, "replaced": replaced})

@@ -43,7 +43,7 @@ async def erase(run: str, /, *, fields: list[str], dry_run: bool = False, yes: b
         erasure = await preview_erasure(run, selected, store=store, settings=settings, by=caller)
         is_erased = not dry_run and (yes or await ask_to_confirm(f"Erase {_describe(erasure)}? This cannot be undone."))
         if is_erased:
-            erasure = await erase_values(erasure.run_id, selected, store=store, settings=settings, by=caller, known_by="os_user")
+            erasure = await erase_values(erasure.run_id, selected, store=store, settings=settings, by=caller)
     _print_erasure(erasure, is_erased=is_erased, as_json=json)
     return ExitCode.DONE
 

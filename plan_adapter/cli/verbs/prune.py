@@ -71,7 +71,7 @@ async def prune(
         if deletable and not yes and not await ask_to_confirm(f"Delete the records of {counted(deletable, 'run')}?"):
             output.note("nothing was deleted")
             return ExitCode.DONE
-        async for batch in prune_runs(found, age, store=store, by=account, known_by="os_user"):
+        async for batch in prune_runs(found, age, store=store, by=account):
             processed += batch
         signed = 0 if key is None else await sign_tombstones(key, store=store, settings=settings, by=account)
         folders = await remove_results(store, settings.results_path)

@@ -13,7 +13,7 @@ from plan_adapter.model.approvals import ANSWERED, Approval, Gate, StandingAppro
 from plan_adapter.model.readable import call_name, duration, listed, moment, one_line, prose
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunReason
-from plan_adapter.text.commands import answer_command, resume_command, resume_command_after_gate
+from plan_adapter.text.commands import NEW_RUN_HINT, answer_command, resume_command, resume_command_after_gate
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import Unit
@@ -104,6 +104,8 @@ class ApprovalState:
             return "this is final: `plan run` starts a new run"
         if run.rollback is not None or any(step.rolled_back for step in run.steps):  # the rollback's own lines say what is left
             return None
+        if run.needs_new_run:
+            return NEW_RUN_HINT
         return f"`{resume_command(run, tools=self.tools)}` resumes the run; completed steps are kept"
 
     def _waiting_hint(self) -> str | None:

@@ -27,7 +27,7 @@ from plan_adapter.model.errors import LeaseLostError, RunConflictError, StoreErr
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.readable import as_text
 from plan_adapter.model.status import PlanStatus
-from plan_adapter.text.commands import resolve_command, resume_command, rollback_command
+from plan_adapter.text.commands import NEW_RUN_HINT, resolve_command, resume_command, rollback_command
 
 if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
@@ -188,6 +188,10 @@ class ForegroundRun:
         hint = None if state is None else state.hint()
         if hint is None and run.status is not PlanStatus.COMPLETED:
             hint = await next_command_of(run, self._store, tools=self._imports)
+        if state is None:  # otherwise the hint says so
+            for command in await self._store.outcomes.commands(run.id):
+                if command.state == "running":
+                    output.note(f"the command of `{command.call}` {command.in_words}")
         with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may have gone
             show_result(run, as_json=self._as_json, hint=hint)
         return (
@@ -315,5 +319,5 @@ def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Se
         )
         return f"`plan show {run.id}` shows what was rolled back{rest}; a run that was rolled back cannot be resumed: start a new one"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
-        return f"`plan show {run.id}` shows why; `{command}` resumes it"
+        return f"`plan show {run.id}` shows why; " + (NEW_RUN_HINT if run.needs_new_run else f"`{command}` resumes it")
     return f"`plan show {run.id}` shows the details"

@@ -346,6 +346,16 @@ class PlanRun:
         return self.status in (PlanStatus.COMPLETED, PlanStatus.FAILED, PlanStatus.CANCELLED)
 
     @property
+    def needs_new_run(self) -> bool:
+        """Whether a resume would call nothing, because only items of groups failed and each of them was rolled back by itself."""
+        failed = [step for step in self.steps if step.status is StepStatus.FAILED and not step.plan]
+        groups = {step.id: step for step in failed if any(item.rolled_back for item in step.items)}
+        if self.reason is not RunReason.STEP_FAILED or self.rollback is not None or not groups:
+            return False
+        items = [item for group in groups.values() for item in group.items if item.status is StepStatus.FAILED]
+        return all(step.id in groups or step.group in groups for step in failed) and all(item.rolled_back for item in items)
+
+    @property
     def current_step(self) -> StepRun | None:
         """The first running step, else the first pending step, else None."""
         by_status = {

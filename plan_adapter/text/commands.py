@@ -117,6 +117,10 @@ def rollback_command(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
     return f"plan cancel {run.id} --rollback{offline_option(run)}{tools_option(tools)}"
 
 
+NEW_RUN_HINT = "a resume would call nothing, because the failed items were rolled back: start a new run for the items that remain"
+"""The hint for a run whose failed items were rolled back, each by itself."""
+
+
 def rollback_hint(run: PlanRun) -> str:
     """Return the hint for a run that is to be rolled back, once all its outcomes are known."""
     return f"`{rollback_command(run)}` rolls the run back; to finish it instead, `{resume_command(run)}`"

@@ -252,7 +252,10 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
     if step.goal is not None:
         return _check_goal_step(step, at, declared, tools, findings)
     check_no_goal(step, at, findings)
-    if not step.tool_name and step.plan is None:
+    if not step.tool_name and step.plan is None and step.for_each is not None:  # with `steps: []`, it was to be a group
+        message = "the step has neither a tool nor steps"
+        findings.add("missing-field", f"{at}.tool_name", message, "write `tool_name`, or, for a group, at least one step in `steps`")
+    elif not step.tool_name and step.plan is None:
         findings.add("missing-field", f"{at}.tool_name", "the step has no tool", "write `tool_name`")
     check_tags(step.tags, f"{at}.tags", findings)
     tool = tools.get(step.tool_name or "")

@@ -257,3 +257,31 @@ def test_the_error_for_an_unknown_item_lists_all_items(plan: Plan) -> None:
     for label in ("web-2", "你好, x"):
         assert plan("resolve", run_id, "each", "done", "--item", label).code == 0
     assert plan("preview", "--resume", run_id, *TOOLS).out.splitlines()[-1] == "each: items kept: web-1, web-2, 你好, x"
+
+
+def test_after_a_failed_item_was_rolled_back_a_new_run_is_suggested(plan: Plan) -> None:
+    drain = {"id": "drain", "tool_name": "run_command", "parameters": {"argv": ["touch", "drained"]}}
+    drain["rollback"] = {"tool_name": "run_command", "parameters": {"argv": ["rm", "drained"]}}
+    inner = [drain, {"id": "check", "tool_name": "fail", "depends_on": ["drain"]}]
+    alone = {"on_error": "continue", "rollback_failed": True}
+    nodes = {"id": "nodes", "for_each": "${{ ['web-1', 'web-2'] }}", "steps": inner, **alone}
+    ended = plan("run", document(nodes), "--offline", *TOOLS)
+    (run_id,) = [line["id"] for line in plan("runs", "--json").lines]
+    hint = "a resume would call nothing, because the failed items were rolled back: start a new run for the items that remain\n"
+    assert ended.err.endswith(f"`plan show {run_id}` shows why; {hint}")
+    assert plan("show", run_id).err == hint
+    before = plan("show", run_id, "--json").run
+    resumed = plan("resume", run_id, "--offline", *TOOLS)
+    assert resumed.err.endswith(hint)
+    after = plan("show", run_id, "--json").run
+    assert [step["attempts"] for step in after["steps"]] == [step["attempts"] for step in before["steps"]]
+
+
+def test_after_a_failure_elsewhere_a_resume_is_suggested(plan: Plan) -> None:
+    drain = {"id": "drain", "tool_name": "run_command", "parameters": {"argv": ["touch", "drained"]}}
+    drain["rollback"] = {"tool_name": "run_command", "parameters": {"argv": ["rm", "drained"]}}
+    inner = [drain, {"id": "check", "tool_name": "fail", "depends_on": ["drain"]}]
+    nodes = {"id": "nodes", "for_each": "${{ ['web-1'] }}", "steps": inner, "on_error": "continue", "rollback_failed": True}
+    other = {"id": "other", "tool_name": "fail", "on_error": "continue"}
+    run_id = plan("run", document(nodes, other), "--offline", *TOOLS, "--json").run["id"]
+    assert plan("show", run_id).err == f"`plan resume {run_id} --offline` resumes the run; completed steps are kept\n"

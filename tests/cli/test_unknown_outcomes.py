@@ -1,6 +1,8 @@
 """Tests of `plan show`, `gates`, `resolve` and `cancel` for runs with an unknown outcome, and of the commands they suggest."""
 
+import os
 import re
+import signal
 import sys
 import time
 from datetime import datetime
@@ -60,7 +62,7 @@ def test_show_suggests_the_next_command_for_a_killed_run(effect: str, processes:
         assert hint.startswith("its process died; no outcome is unknown; the command of `slow` still runs here, pid ")
         assert hint.endswith(f" ({ends}): `plan resume {run_id} --offline` resumes the run\n")
         assert ends in plan("resume", run_id, "--offline").err
-        assert "ended its command, pid " in plan("resolve", run_id, "slow", "again", "--end").err
+        assert "ended its command, pid " in plan("resolve", run_id, "slow", "again", "--end").out
         assert plan("show", run_id).err == f"its process died; no outcome is unknown: `plan resume {run_id} --offline` resumes the run\n"
         return
     pid = plan("show", run_id, "--json").run["steps"][1]["calls"][0]["command"].split("pid ")[1].split(",")[0]
@@ -68,6 +70,36 @@ def test_show_suggests_the_next_command_for_a_killed_run(effect: str, processes:
         f"its process died; the outcome of `slow` is unknown; the command of `slow` still runs here, pid {pid}: record it with "
         f"`plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`\n"
     )
+
+
+def test_a_resume_says_that_the_command_still_runs(processes: Processes, plan: Plan) -> None:
+    process = processes.start("run", slow(), "--offline")
+    until_it_runs()
+    process.kill()
+    process.wait()
+    run_id = plan("runs", "--json").lines[0]["id"]
+    pid = int(plan("show", run_id, "--json").run["steps"][1]["calls"][0]["command"].split("pid ")[1].split(",")[0])
+    still = f"the command of `slow` still runs here, pid {pid}"
+    resumed = plan("resume", run_id, "--offline").err.splitlines()
+    assert still in resumed[-2]
+    assert "check it, record the outcome with" in resumed[-1]
+    skipped = plan("resume", run_id, "--offline", "--skip", "slow", "--because", "看过了")
+    assert (skipped.code, still in skipped.err) == (0, True)
+    os.killpg(pid, signal.SIGKILL)
+
+
+def test_an_ended_command_is_named_once(processes: Processes, plan: Plan) -> None:
+    process = processes.start("run", slow(), "--offline")
+    until_it_runs()
+    process.kill()
+    process.wait()
+    ended = plan("resolve", plan("runs", "--json").lines[0]["id"], "slow", "abort", "--end")
+    assert (ended.out + ended.err).count("ended its command, pid ") == 1
+
+
+def test_a_call_without_a_command_has_none_to_end(plan: Plan) -> None:
+    run_id = plan("run", document(step("lost", "get_lost")), "--offline", "--json", *TOOLS).run["id"]
+    assert "no command of the call is recorded, so none was ended\n" in plan("resolve", run_id, "lost", "done", "--end").err
 
 
 def test_an_unattended_unknown_outcome_is_listed_with_its_resolve_command(processes: Processes, plan: Plan) -> None:

@@ -27,6 +27,13 @@ def test_preview_says_how_a_group_runs(cluster: Cluster) -> None:
     assert [step.step.id for step in preview.steps] == ["nodes", "drain", "restart", "check"]
 
 
+def test_a_group_without_steps_says_so(cluster: Cluster) -> None:
+    plan, _ = read_document("description: No steps\nsteps:\n  - {id: nodes, for_each: \"${{ ['a'] }}\", steps: []}\n")
+    (problem,) = [problem for problem in find_problems(plan, cluster.tools) if problem.severity == "error"]
+    assert problem.hint == "write `tool_name`, or, for a group, at least one step in `steps`"
+    assert (problem.code, problem.at, problem.message) == ("missing-field", "steps[0].tool_name", "the step has neither a tool nor steps")
+
+
 PROBLEMS = """
 description: 组
 inputs: {nodes: {type: array}}

@@ -83,14 +83,16 @@ async def resolve(
         unknown = [] if has_owner else await store.outcomes.unknown(found.id)
         hint = await hint_of(found, store) if resolution == "abort" and not has_owner else None
         is_of_run = rollback and is_rolled_back(await store.get(found.digest), await store.ledger.history(found.id))
-        running = [command for command in await store.outcomes.commands(found.id) if command.state != "ended"]
+        commands = await store.outcomes.commands(found.id)
     if json:
         output.json_line(run_json(found, steps=False))
         return ExitCode.DONE
-    output.line(run_status_line(found))
-    if end:
-        output.note(ended or "no command of the call was running on this host")
-    for command in running:
+    output.line(line := run_status_line(found))
+    if end and (ended is None or ended not in line):
+        has_command = any((command.attempt.step_id, command.attempt.kind) == (step, selector.kind) for command in commands)
+        nothing = "no command of the call was running on this host" if has_command else "no command of the call is recorded"
+        output.note(ended or f"{nothing}, so none was ended")
+    for command in [command for command in commands if command.state != "ended"]:
         output.note(f"the command of `{command.call}` {command.in_words}")
     if has_owner:
         output.note("the waiting process " + ("ends the run" if resolution == "abort" else "continues now"))

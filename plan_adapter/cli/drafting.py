@@ -54,15 +54,22 @@ async def ask_for_tools(imports: Sequence[str]) -> "ToolRegistry":
     conversation.say("you named no tools that the model may plan with; these are built in:")
     for tool in built_in:
         conversation.say(f"  {tool.name} ({tool.effect}): {one_line(tool.description.strip().splitlines()[0])}")
-    while (reply := await conversation.ask("which of them may it use? NAME …, or Enter for none: ", drop_typeahead=True)) is not None:
-        names = reply.replace(",", " ").split()
-        if names == []:
+    chosen, question = list[str](), "which of them may it use? NAME …, or Enter for none: "
+    while (reply := await conversation.ask(question, drop_typeahead=True)) is not None:
+        names, faults = reply.replace(",", " ").split(), list[str]()
+        for name in names:
+            try:
+                drafting_tools_of(imports, [name])
+                chosen.append(name)
+            except ToolDefinitionError as error:
+                faults.append(str(error))
+        if not faults:
             break
-        try:
-            return drafting_tools_of(imports, names)
-        except ToolDefinitionError as error:
-            conversation.say(str(error))
-    return drafting_tools_of(imports, [])
+        for fault in faults:
+            conversation.say(fault)
+        if chosen:
+            question = f"it may use {', '.join(dict.fromkeys(chosen))}; which others? NAME …, or Enter for no more: "
+    return drafting_tools_of(imports, [*dict.fromkeys(chosen)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def _json_default(value: object) -> str:
 
 def problems(found: Iterable["Problem"], *, as_json: bool, to_stdout: bool) -> None:
     """Print each problem as `file:line:column: …`, or as a JSON object on stdout. As text, lowered effects of a file are one line."""
-    for problem in found if as_json else _join_lowered_effects(found):
+    for problem in found if as_json else join_lowered_effects(found):
         if as_json:
             json_line(problem_json(problem))
         elif to_stdout:
@@ -104,7 +104,7 @@ def problems(found: Iterable["Problem"], *, as_json: bool, to_stdout: bool) -> N
             note(str(problem))
 
 
-def _join_lowered_effects(found: Iterable["Problem"]) -> "list[Problem]":
+def join_lowered_effects(found: Iterable["Problem"]) -> "list[Problem]":
     """Return `found` with one warning in place of all about lowered effects in the same file, at the place of the first."""
     groups = dict[object, list["Problem"]]()
     for number, problem in enumerate(found):

@@ -36,6 +36,7 @@ _NEAR = re.compile(
 )
 """What other languages write for a value: `{{ inputs.host }}`, `{inputs.host}`, `${inputs.host}`, `$inputs.host`."""
 
+_NEAR_END = re.compile(r"[ \t]*-?\}\}")
 _BEFORE_NULL = re.compile(r"\s*[=!]=\s*null\b")
 _AFTER_NULL = re.compile(r"(?<![\w.])null\s*[=!]=\s*$")
 _KEY = re.compile(rf"({_IDENTIFIER})|({_PLAIN_STRING})|(\d+)")
@@ -85,7 +86,12 @@ def near_expressions(text: str) -> list[tuple[str, str]]:
     """Return what in a plain text looks like an expression of another language, each as written and as the reference that it means."""
     if not ("{" in text or "$" in text):
         return []
-    return [(match[0] + (" }}" if match["braces"] else ""), str(match[match.lastgroup or 0])) for match in _NEAR.finditer(text)]
+    found = list[tuple[str, str]]()
+    for match in _NEAR.finditer(text):
+        end = _NEAR_END.match(text, match.end())
+        closing = "" if not match["braces"] else end[0] if end else " }}"
+        found.append((match[0] + closing, str(match[match.lastgroup or 0])))
+    return found
 
 
 def split_expressions(text: str) -> list[str | Code]:

@@ -11,7 +11,7 @@ from plan_adapter.execution.rollback_status import recorded_report
 from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.execution.run_status import ended_status
 from plan_adapter.model.errors import RunConflictError
-from plan_adapter.model.record import LAST, PlanRun, RunContext, StepRun, why_too_short
+from plan_adapter.model.record import LAST, MIN_END_CHARACTERS, PlanRun, RunContext, StepRun, why_too_short
 from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.store import gates, leases
 from plan_adapter.store.database.columns import database_now, now_of
@@ -92,9 +92,10 @@ def row_of(connection: Connection, tenant: str | None, name: str, *columns: Colu
     query = wanted.where(is_named(runs.c.id, name)).order_by(runs.c.id).limit(6)
     found: Sequence[Row] = connection.execute(seen_by(tenant, query, runs)).mappings().all()
     if not found:
+        too_short = f"; give at least {MIN_END_CHARACTERS} characters of its end" if len(name) < MIN_END_CHARACTERS else ""
         gone = [tombstone for tombstone in tombstones.of_run(connection, tenant, name) if tombstone.kind == "pruned"]
         pruned = f": {gone[0]}; `plan runs verify {gone[0].run_id}` shows its tombstone" if gone else ""
-        raise RunConflictError(f"no run has the id `{name}`, or an id that begins or ends with it{pruned}")
+        raise RunConflictError(f"no run has the id `{name}`, or an id that begins or ends with it{too_short}{pruned}")
     if len(found) > 1:
         shown = ", ".join(row["id"] for row in found[:5]) + (", …" if len(found) > 5 else "")
         raise RunConflictError(f"several runs have an id that begins or ends with `{name}`: {shown}")

@@ -77,7 +77,7 @@ class ToolRegistry:
     def subset(self, *names: str) -> "ToolRegistry":
         """Return a registry of only the tools called `names`. Raises ToolDefinitionError for an unknown name."""
         if unknown := [name for name in names if name not in self._tools]:
-            hints = "; ".join(f"`{name}`: {did_you_mean(name, self.names())}" for name in unknown)
+            hints = ", ".join(f"`{name}` ({did_you_mean(name, self.names())})" for name in unknown)
             raise ToolDefinitionError(f"no such tool: {hints}")
         return ToolRegistry(self._tools[name] for name in names)
 

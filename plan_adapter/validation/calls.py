@@ -400,7 +400,12 @@ def _texts_in(value: JsonValue) -> list[str]:
 def _check_effect(step: Step, tool: Tool[..., Any], at: str, findings: Findings) -> None:
     if step.effect is not None and EFFECTS.index(step.effect) < EFFECTS.index(tool.effect):
         message = f"`{tool.name}` counts as {tool.effect}; here it is declared as {step.effect}"
-        findings.warn("lowered-effect", f"{at}.effect", message, "the digest covers it; make sure that it is true")
+        findings.warn(
+            "lowered-effect",
+            f"{at}.effect",
+            message,
+            "make sure that the step does no more than that: it is approved with this effect",
+        )
     if step.max_retries and (step.effect or tool.effect) == "write":
         message = f"`{tool.name}` writes, and is tried again after a failure"
         findings.warn("retried-write", f"{at}.max_retries", message, "remove it, or declare the effect if a second call does no harm")

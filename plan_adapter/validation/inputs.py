@@ -14,7 +14,7 @@ from plan_adapter.model.errors import ExpressionError
 from plan_adapter.model.options import Input
 from plan_adapter.model.problems import Problem, did_you_mean
 from plan_adapter.model.readable import as_text, code, cut, is_secret_name, is_visible, one_line, prose, unescaped
-from plan_adapter.model.values import find_bad_values, join, normalize
+from plan_adapter.model.values import MAX_INTEGER, find_bad_values, join, normalize
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import find_oversize
 
@@ -102,17 +102,16 @@ def read_values(
 ) -> tuple[dict[str, JsonValue], list[Problem]]:
     """Return copies of the values of `inputs`, given or default, and every problem.
 
-    `what`: inputs of a plan or fields of a question. Messages show the wrong value of an input, but no answer of a person: a person may
-    have answered with a secret.
+    `what`: inputs of a plan or fields of a question. Messages show the wrong value of an input, but of the answers of a person only
+    numbers: a person may have answered with a secret.
     """
     owner = "plan" if what == "input" else "question"
     values, problems = dict[str, JsonValue](), list[Problem]()
     for name, definition in inputs.items():
         at = join(f"{what}s", name)
         if name in given:
-            value, found = _read_value(
-                given[name], definition, at, from_text=from_text, is_shown=what == "input" and not is_secret_name(name)
-            )
+            is_shown = not is_secret_name(name) and (what == "input" or _NUMBER.fullmatch(str(given[name])) is not None)
+            value, found = _read_value(given[name], definition, at, from_text=from_text, is_shown=is_shown)
             problems += found
             values[name] = value
         elif definition.is_required:
@@ -255,6 +254,8 @@ def _parse_text(text: str, kind: str) -> JsonValue:
             return text
         case "integer" | "number" if (whole := _parse_whole(text)) is not None:
             return whole
+        case "integer" if _NUMBER.fullmatch(text) and Decimal(text) == Decimal(text).to_integral_value():
+            raise ValueError(f" from -{MAX_INTEGER} to {MAX_INTEGER}")
         case "number" if _NUMBER.fullmatch(text):
             return float(text)
         case "boolean" if text in ("true", "false"):

@@ -168,7 +168,7 @@ def _refused_calls(bound: "ValidatedPlan", known: "_KnownInputs") -> list[Proble
             refusal = None if tool is None else tool.why_not_permitted(permissions.names, giver="this run")
             if refusal is None or not permissions.expressions or known.is_skipped(step):
                 continue
-            sources = ", ".join(f"`{source}`" for written in permissions.expressions for source in sources_of(written)) or "an expression"
+            sources = ", ".join(f"`{source}`" for source in sources_of(*permissions.expressions)) or "an expression"
             hint = f"its permissions come from {sources}: change the inputs, or skip the step with a `when` over them"
             found.append(Problem("not-permitted", at=f"{at}.{field}", message=refusal, hint=hint))
     return found

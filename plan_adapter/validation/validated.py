@@ -378,7 +378,7 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
         message = (
             "`require_approval` and `auto_approve` are both true, so the plan says both that it needs an approval and that it needs none"
         )
-        findings.add("contradicting-policies", "options.auto_approve", message, "remove one of them")
+        findings.add("contradicting-policies", "options.auto_approve", message, "remove `require_approval` or `auto_approve`")
     if options.run_window is not None and (wrong := find_window_problem(options.run_window)) is not None:
         field, message, hint = wrong
         findings.add("bad-run-window", f"options.run_window.{field}", message, hint)

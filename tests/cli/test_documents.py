@@ -80,12 +80,12 @@ steps:
 def test_lowered_effects_are_one_line_with_their_count_and_all_of_them_in_json(plan: Plan) -> None:
     Path("lowered.yaml").write_text(LOWERED, encoding="utf-8")
     result = plan("validate", "lowered.yaml")
-    assert result.err == "lowered.yaml: valid (3 warnings)\n"
+    assert result.err == "lowered.yaml: valid (1 warning)\n"
     assert result.out == (
         "lowered.yaml:5:53: warning[lowered-effect] at steps[0].effect: 3 steps declare a lower effect than their tools: "
         "`run_command` counts as write; here it is declared as read (steps[0], steps[1]); "
         "`run_command` counts as write; here it is declared as idempotent_write (steps[2]); "
-        "the digest covers it; make sure that it is true\n"
+        "make sure that the step does no more than that: it is approved with this effect\n"
     )
     problems = [json.loads(line) for line in plan("validate", "lowered.yaml", "--json").out.splitlines()][:-1]
     assert [problem["at"] for problem in problems] == [f"steps[{number}].effect" for number in range(3)]
@@ -97,7 +97,7 @@ def test_each_file_has_its_own_line_of_lowered_effects_and_one_effect_stays_as_i
         Path(f"{name}.yaml").write_text(text, encoding="utf-8")
     lines = plan("validate", "one.yaml", "two.yaml", "three.yaml").out.splitlines()
     assert [line.partition(": warning")[0] for line in lines] == ["one.yaml:5:53", "two.yaml:5:53", "three.yaml:5:53"]
-    assert "at steps[0].effect: `run_command` counts as write; here it is declared as read; the digest" in lines[0]
+    assert "at steps[0].effect: `run_command` counts as write; here it is declared as read; make sure" in lines[0]
     assert ["2 steps declare" in lines[1], "3 steps declare" in lines[2]] == [True, True]
 
 

@@ -143,7 +143,7 @@ def test_the_model_sees_only_the_selected_tools(draft: Drafting, names: tuple[st
 def test_an_unknown_tool_is_reported_with_the_nearest_name(draft: Drafting) -> None:
     with scripted(says(GOOD)) as server:
         result = draft(server, TASK, "--tool", "gret")
-        assert (result.code, result.err, server.requests) == (2, "plan: no such tool: `gret`: did you mean `greet`?\n", [])
+        assert (result.code, result.err, server.requests) == (2, "plan: no such tool: `gret` (did you mean `greet`?)\n", [])
 
 
 def test_all_mistakes_are_reported_at_once_before_the_model_is_called(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

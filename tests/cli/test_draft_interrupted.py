@@ -52,7 +52,7 @@ def test_without_tools_the_built_in_ones_that_a_person_names_at_the_terminal_are
         assert terminal.end() == 0
         assert tools_in_prompt(server.requests[0]) == {"http_get", "read_file"}
     assert "  read_file (read): " in terminal.shown
-    assert "no such tool: `read_fil`: did you mean `read_file`?" in terminal.shown
+    assert "no such tool: `read_fil` (did you mean `read_file`?)" in terminal.shown
     assert load_plan(Path("计划.yaml")).steps[0].tool_name == "read_file"
 
 

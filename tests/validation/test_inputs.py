@@ -11,6 +11,7 @@ from plan_adapter.model.options import Input
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.validation import BoundPlan, bind_inputs, find_problems, validate
 from plan_adapter.validation.inputs import read_values
+from tests.cases import for_each
 from tests.validation.builders import TOOLS, plan, step
 
 
@@ -266,3 +267,18 @@ def test_any_definition_and_any_value_give_inputs_or_problems(definition: Input,
         assert error.problems
     else:
         assert bind_inputs(bound.validated, bound.inputs).approval_digest == bound.approval_digest
+
+
+@for_each(
+    text_message=[
+        ("1e30", "`1e30` is not an integer from -9007199254740991 to 9007199254740991"),
+        ("1.5", "`1.5` is not an integer"),
+        ("hunter2", "this is not an integer"),  # a person may have answered with a secret
+    ]
+)
+def test_a_wrong_answer_is_shown_if_it_is_a_number(text_message: tuple[str, str]) -> None:
+    text, message = text_message
+    _, (problem,) = read_values({"n": Input(type="integer")}, {"n": text}, from_text=True, what="field")
+    assert problem.message == message
+    _, (problem,) = read_values({"password": Input(type="integer")}, {"password": text}, from_text=True, what="field")
+    assert text not in problem.message

@@ -495,3 +495,9 @@ def test_texts_outside_parameters_are_looked_at_too(monkeypatch: pytest.MonkeyPa
     )
     places = {"run_name", "steps[0].goal", "steps[1].ask.question", "outputs.host"}
     assert {(code, at) for code, at, _ in problems(checked)} == {("near-expression", at) for at in places}
+
+
+def test_the_warning_quotes_the_text_as_it_is_written() -> None:
+    checked = plan(step("a", "node", parameters={"name": "{{inputs.host}}"}), inputs={"host": Input()})
+    (problem,) = [problem for problem in lint(checked, TOOLS) if problem.code == "near-expression"]
+    assert problem.message == "`{{inputs.host}}` is plain text here, not a value"

@@ -97,7 +97,7 @@ async def _open_offers(options: _ServerOptions) -> "AsyncGenerator[Offers]":
 
     settings, agent = Settings(), Agent(options.name, options.context)
     if unknown := [name for name in options.operations if name not in EFFECTS]:
-        hints = "; ".join(f"`{name}`: {did_you_mean(name, list(EFFECTS))}" for name in unknown)
+        hints = ", ".join(f"`{name}` ({did_you_mean(name, list(EFFECTS))})" for name in unknown)
         raise UsageError(f"there is no such operation to --offer: {hints}")
     model = model_of(settings) if settings.model and "draft_plan" in (options.operations or EFFECTS) else None
     names = [name for name in options.operations or EFFECTS if name != "draft_plan" or model is not None]

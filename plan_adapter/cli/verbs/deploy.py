@@ -157,7 +157,7 @@ def parse_schedule(cron: str | None, interval: str | None, rrule: str | None, ti
     options: dict[_ScheduleKind, str | None] = {"cron": cron, "interval": interval, "rrule": rrule}
     given: list[tuple[_ScheduleKind, str]] = [(kind, text) for kind, text in options.items() if text is not None]
     if len(given) > 1:
-        raise UsageError(f"give one schedule: --{given[0][0]} or --{given[1][0]}")
+        raise UsageError("give one schedule: --cron, --interval or --rrule")
     if not given:
         if time_zone is not None:
             raise UsageError("--time-zone needs a schedule: --cron, --interval or --rrule")

@@ -60,7 +60,7 @@ def resume(
         code: With `--skip` or `--from`: your one-time code, where the policy asks for one.
         by: Who is asking (with `--sign` or `--code`); default: your account.
         offline: Run without Prefect.
-        yes: Approve every gate as the account that runs this command, where the policy allows that.
+        yes: Approve gates as your account, as far as the policy allows; never changed content or the calls of a model.
         detach: Do not wait for answers: once only gates are left to wait for, leave the run waiting and exit with 6.
         here: Move the run from the folder where it was created to the current one; that needs a new approval.
         wait: If another process owns the run, wait until it has ended or its lease is free, then resume.

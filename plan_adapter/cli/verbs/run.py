@@ -44,7 +44,7 @@ def run(
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         offline: Run without Prefect: same steps, same record, no UI.
         on_server: Start the deployment of this runbook, and follow its run.
-        yes: Approve every gate as the account that runs this command, where the policy allows that.
+        yes: Approve gates as your account, as far as the policy allows; never changed content or the calls of a model.
         detach: Do not wait for answers: once only gates are left to wait for, leave the run waiting and exit with 6. With `--on-server`:
             print the id of the flow run and do not wait for anything.
         json: Print events as JSON Lines; the last line is the run.

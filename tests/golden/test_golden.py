@@ -90,9 +90,10 @@ def test_a_golden_export_verifies_unless_it_is_changed(tmp_path: Path, export: P
             assert session.typed(f"runs verify {export.name}", {})["code"] == code
 
 
-def test_a_new_store_has_the_tables_of_the_golden_store(tmp_path: Path) -> None:
+def test_a_new_store_has_the_tables_of_the_golden_store_after_its_upgrade(tmp_path: Path) -> None:
     with session.home(tmp_path):
         session.restored(tmp_path / "home/plans.db")
+        assert session.typed("store upgrade", {})["code"] == 0
         before = _schema(tmp_path / "home/plans.db")
         (tmp_path / "home/plans.db").replace(tmp_path / "golden.db")
         assert session.typed("store upgrade", {})["code"] == 0

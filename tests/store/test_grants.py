@@ -11,6 +11,7 @@ import pytest
 
 from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
 from plan_adapter.model.errors import StoreError
+from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.store.database import schema
 from plan_adapter.store.database.tables import metadata
@@ -132,6 +133,53 @@ async def test_no_role_can_do_more_than_its_work(stores: dict[str, PlanStore], c
     assert (await stores["abel"].verify(run.id)).ok
 
 
+OF_RUNS = ("receipts", "commands", "attempts", "approvals", "step_runs", "leases", "concurrency_keys", "revisions", "gates")
+
+
+async def test_a_keeper_deletes_rows_of_a_run_only_by_pruning(stores: dict[str, PlanStore], connections: dict[str, Any]):
+    kim, living = stores["kim"], await begun(stores["rita"])
+    recorder = await stores["rita"].ledger.recorder(living)
+    await recorder.intent(attempt := an_attempt(living, at=recorder.now()))
+    recorder.command_started(attempt, HostProcess.this())
+    await recorder.flush()
+    ended = [await a_complete_run(stores["rita"]) for _ in range(2)]
+    erased = await kim.retention.erase(ended[0].id, ["inputs.host"], files={}, stage=lambda _: None, by="kim", known_by="os_user")
+    assert erased.rows
+    refused = 0
+    for run in (living, *ended):
+        for table in OF_RUNS:
+            found = await connections["kim"].fetchval(f"SELECT count(*) FROM {table} WHERE run_id = '{run.id}'")
+            refused += found
+            for _ in range(bool(found)):
+                with pytest.raises(asyncpg.RaiseError, match=f"this role deletes rows of {table} only by pruning"):
+                    await connections["kim"].execute(f"DELETE FROM {table} WHERE run_id = '{run.id}'")
+        for statement in _forged_tombstones(run.id):
+            with pytest.raises(asyncpg.RaiseError, match="this role adds only the next tombstone of a run that has ended"):
+                await connections["kim"].execute(statement)
+    assert refused > len(OF_RUNS)
+    before = await kim.now() + timedelta(hours=1)
+    ids = [run.id for run in ended]
+    assert await kim.retention.prune([*ids, living.id], ended_before=before, by="kim", known_by="os_user") == {living.id: "in use"}
+    assert await stores["abel"].retention.are_pruned(ids) == set(ids)
+    assert (await stores["abel"].verify(living.id)).ok
+
+
+def _forged_tombstones(run_id: str) -> list[str]:
+    """Return statements that add a tombstone: of a run in a state that it is not in, and a copy of its tombstone."""
+    last = f"(SELECT {{}} FROM audit WHERE run_id = '{run_id}' ORDER BY number DESC LIMIT 1)"
+    made = (
+        "INSERT INTO tombstones SELECT (SELECT coalesce(max(number), 0) + 1 FROM tombstones), tenant_id, agent_id, org_id, task_id, id, "
+        f"'pruned', name, digest, 'cancelled', now(), {last.format('number')}, '', {last.format('digest')}, '[]', '{{}}', 'kim', "
+        f"'os_user', now(), '' FROM runs WHERE id = '{run_id}'"
+    )
+    columns = "run_id, kind, name, plan_digest, status, completed_at, entries, first_digest, last_digest, fields, replaced, by, known_by"
+    copied = (
+        "INSERT INTO tombstones SELECT (SELECT max(number) + 1 FROM tombstones), tenant_id, agent_id, org_id, task_id, "
+        f"'{run_id}', {columns.partition(', ')[2]}, at, digest FROM tombstones LIMIT 1"
+    )
+    return [made, copied]
+
+
 async def test_a_keeper_changes_rows_only_by_erasing_and_adds_no_other_entries(stores: dict[str, PlanStore], connections: dict[str, Any]):
     run = await a_complete_run(stores["rita"])
     kim = connections["kim"]
@@ -143,9 +191,15 @@ async def test_a_keeper_changes_rows_only_by_erasing_and_adds_no_other_entries(s
         f"UPDATE gates SET text = NULL WHERE run_id = '{run.id}'",
         f"INSERT INTO audit SELECT run_id, number + 1000, {entry}, row_digest, salt, digest FROM audit WHERE run_id = '{run.id}'",
     )
+    stale = (  # a tombstone allows nothing after its transaction
+        f"UPDATE receipts SET result = '\"[erased]\"' WHERE run_id = '{run.id}'",
+        f"UPDATE audit SET message = '[erased]' WHERE run_id = '{run.id}' AND message <> ''",
+        f"INSERT INTO audit SELECT run_id, number + 1000, {entry.replace('run_ended', 'erased')}, row_digest, salt, digest FROM audit "
+        f"WHERE run_id = '{run.id}' AND (kind = 'erased' OR number = 1)",
+    )
     for _ in range(2):  # also once there is a tombstone
-        for statement in forged:
-            with pytest.raises(asyncpg.RaiseError, match="this role"):
+        for statement in (*forged, *stale):
+            with pytest.raises(asyncpg.RaiseError, match=r"this role|rows of audit cannot be changed"):
                 await kim.execute(statement)
         await stores["kim"].retention.erase(run.id, ["inputs.host"], files={}, stage=lambda _: None, by="kim")
     assert (await stores["abel"].verify(run.id)).ok

@@ -68,7 +68,10 @@ def _described(connection) -> dict:
         found["", "without row ids"] = str(statements.scalars().all())
         triggers = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY name"
     else:
-        triggers = "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal ORDER BY tgname"
+        triggers = (
+            "SELECT pg_get_triggerdef(trigger.oid), prosrc FROM pg_trigger AS trigger JOIN pg_proc ON pg_proc.oid = tgfoid "
+            "WHERE NOT tgisinternal ORDER BY tgname"
+        )
     found["", "triggers"] = str(connection.exec_driver_sql(triggers).all())
     assert "audit" in found["", "triggers"]
     return found
@@ -89,7 +92,7 @@ def test_the_migrations_are_in_the_wheel():
     assert document["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["plan_adapter"]
     folder = Path(schema.__file__).parent / "migrations"
     assert (folder / "env.py").is_file()
-    assert list((folder / "versions").glob("0001_*.py"))
+    assert len(list((folder / "versions").glob("[0-9]*.py"))) == int(REVISION)
 
 
 async def test_a_new_file_and_its_folder_are_readable_by_the_owner_only(tmp_path: Path):

@@ -19,9 +19,9 @@ from sqlalchemy import (
     text,
 )
 
-from plan_adapter.store.database.columns import Instant, SafeText, guard_audit_log, guard_erasable, make_append_only
+from plan_adapter.store.database.columns import Instant, SafeText, guard_audit_log, guard_keeping, make_append_only
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest migration. A test checks it."""
 
 REVISION_TABLE = "plan_adapter_revision"
@@ -476,5 +476,5 @@ totp_history = Table(
 
 make_append_only(totp_history)
 
-for _table in (runs, step_runs, attempts, receipts, approvals, gates, revisions, audit):
-    guard_erasable(_table)
+for _table in (runs, leases, concurrency_keys, step_runs, attempts, receipts, commands, approvals, gates, revisions, audit, tombstones):
+    guard_keeping(_table)

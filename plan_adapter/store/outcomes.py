@@ -196,9 +196,10 @@ def commands_of(connection: Connection, run_id: str) -> list[StartedCommand]:
     recorded = defaultdict[str, list[HostProcess]](list)
     for attempt_id, process in connection.execute(select(commands.c.attempt_id, commands.c.process).where(commands.c.run_id == run_id)):
         recorded[attempt_id].append(HostProcess.parse(process))
-    if any(attempt.id not in recorded for attempt in found):  # a process may die after it has started a command, before it is recorded
-        for attempt_id, process in marked_leaders().items():
-            recorded[attempt_id] = recorded.get(attempt_id) or [process]
+    # A process may die after it has started a command, before it is recorded; and what a row says may be wrong.
+    if unseen := [attempt.id for attempt in found if not any(process.session for process in recorded[attempt.id])]:
+        marked = marked_leaders()
+        recorded |= {attempt_id: [marked[attempt_id]] for attempt_id in unseen if attempt_id in marked}
     return [StartedCommand(attempt, process) for attempt in found for process in recorded.get(attempt.id, ())]
 
 

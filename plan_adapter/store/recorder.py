@@ -20,7 +20,7 @@ from plan_adapter.store.database.patience import PatientDatabase
 from plan_adapter.store.database.rows import attempt_row, command_row, context_columns, end_row, receipt_row
 from plan_adapter.store.database.tables import approvals, attempts, commands, receipts, step_runs
 from plan_adapter.store.proof import audit, entries
-from plan_adapter.store.proof.digests import JsonRow, json_row
+from plan_adapter.store.proof.digests import JsonRow, instant_text, json_row
 from plan_adapter.store.steps import calls_of_item
 
 GATHER_SECONDS = 0.01
@@ -46,6 +46,7 @@ class _Batch:
     receipts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     ends: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     commands: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    command_entries: list[entries.Entry] = field(default_factory=list[entries.Entry])
     waiting: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
 
     @property
@@ -85,7 +86,7 @@ class _Batch:
             for attempt in (intent.attempt for intent in self.intents)
             if attempt.allowed_by is not None and attempt.id not in refused
         ]
-        audit.append(connection, self.run_id, entries.sort_by_time(audit_entries))
+        audit.append(connection, self.run_id, entries.sort_by_time(audit_entries + self.command_entries))
         return refused
 
 
@@ -132,7 +133,9 @@ class StoreRecorder:
 
     def command_started(self, attempt: Attempt, process: HostProcess) -> None:
         """Queue the process of a command that the tool of `attempt` has started."""
-        self._batch.commands.append({**self._context_columns, **command_row(attempt, process)})
+        row = {**self._context_columns, **command_row(attempt, process)}
+        self._batch.commands.append(row)
+        self._batch.command_entries.append(entries.of_command(json_row(commands, row), at=instant_text(self.now())))
         self._write_later()
 
     def step_ended(self, step: StepRun) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sqlite3
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from plan_adapter import PlanRun, PlanStatus, PlanStore, RunConflictError, ToolR
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest
-from plan_adapter.model.host_process import HostProcess, marker_of
+from plan_adapter.model.host_process import MARKER, HostProcess, marker_of
 from plan_adapter.model.options import Effect
 from plan_adapter.model.record import StartedCommand
 from plan_adapter.model.status import RunReason
@@ -52,6 +54,9 @@ TOOLS = ToolRegistry.with_builtins()
 
 WAITS = "echo $$ > {begun}; while [ ! -e {release} ]; do sleep 0.02; done"
 """A script that names its process, and ends once it is released."""
+
+UNMARKED = f"exec env -u {MARKER} sh -c '{WAITS}'"
+"""The same without the variable that names its attempt, so that it can only be found by its row."""
 
 
 class Orphan:
@@ -161,7 +166,7 @@ async def test_ending_a_command_ends_its_whole_session_and_is_recorded(
 
 
 async def test_a_process_with_a_reused_id_is_never_ended(tmp_path: Path, store: PlanStore, sql: Sql, orphans: list[Orphan]) -> None:
-    orphans.append(orphan := Orphan(tmp_path, "step", "write"))
+    orphans.append(orphan := Orphan(tmp_path, "step", "write", UNMARKED))
     run, command = await _recorded(store)
     await _change_process(sql, run, replace(command.process, started="1"))  # as if the id had belonged to another process before
     assert (await _recorded(store))[1].state == "ended"
@@ -173,7 +178,7 @@ async def test_a_process_with_a_reused_id_is_never_ended(tmp_path: Path, store: 
 async def test_of_a_command_on_another_host_only_its_host_is_known(
     tmp_path: Path, store: PlanStore, sql: Sql, orphans: list[Orphan]
 ) -> None:
-    orphans.append(orphan := Orphan(tmp_path, "step", "write"))
+    orphans.append(orphan := Orphan(tmp_path, "step", "write", UNMARKED))
     run, command = await _recorded(store)
     await _change_process(sql, run, replace(command.process, place="web-7/boot/ns"))
     _, seen = await _recorded(store)
@@ -192,6 +197,21 @@ async def test_a_command_that_no_row_names_yet_is_found_by_its_environment(
     await sql.change("DELETE FROM commands")
     assert marker_of(orphan.pid) == command.attempt.id
     assert (await _recorded(store))[1] == command
+
+
+@pytest.mark.parametrize("altered", [{"place": "web-7/boot/ns"}, {"pid": 2**22 + 1}])
+async def test_an_altered_command_is_noticed_and_hides_no_living_one(
+    altered: dict[str, Any], tmp_path: Path, store: PlanStore, sql: Sql, orphans: list[Orphan]
+) -> None:
+    orphans.append(orphan := Orphan(tmp_path, "step", "write"))
+    run, command = await _recorded(store)
+    assert (await store.verify(run.id)).ok
+    await _change_process(sql, run, replace(command.process, **altered))
+    problem = str((await store.verify(run.id)).problem)
+    assert re.fullmatch(r"commands, step `build`, attempt 1: the row is missing: entry \d+ of the audit log records it", problem)
+    assert (await _recorded(store))[1] == command
+    with pytest.raises(RunConflictError, match=rf"still runs here, pid {orphan.pid}"):
+        await aresolve_step(run.id, "build", "again", by="ana", store=store)
 
 
 async def test_a_child_that_outlives_its_command_counts_as_running(tmp_path: Path, store: PlanStore, orphans: list[Orphan]) -> None:

@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, create_engine, text
 
+from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.store.proof.export import document_of
 from plan_adapter.store.proof.verification import verify
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
-from tests.store.builders import a_complete_run, begun, created
+from tests.store.builders import a_complete_run, an_attempt, begun, created
 
 
 async def _do(sql: Sql, *statements: str) -> None:
@@ -194,6 +196,33 @@ def _altered(connection: Connection, run_id: str) -> dict[str, dict[str, Any]]:
         documents[name] = document_of(connection, run_id)
         undone.rollback()
     return documents
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("UPDATE commands SET process = replace(process, ':', ': ')", "step `check`, attempt 1: the row is missing"),
+        ("UPDATE commands SET attempt_id = 'another'", "in columns that only its digest covers"),
+        ("DELETE FROM commands", "step `check`, attempt 1: the row is missing"),
+        (
+            "INSERT INTO commands SELECT run_id, step_id, kind, item, number, replace(process, ':', ': '), tenant_id, agent_id, org_id, "
+            "task_id, attempt_id FROM commands",
+            "the audit log has no entry for this row",
+        ),
+    ],
+)
+async def test_an_altered_command_is_named(change: str, message: str, store: PlanStore, sql: Sql):
+    run = await begun(store)
+    recorder = await store.ledger.recorder(run)
+    await recorder.intent(attempt := an_attempt(run, at=recorder.now(), effect="write"))
+    recorder.command_started(attempt, HostProcess.this())
+    await recorder.flush()
+    assert (await store.verify(run.id)).ok
+    await sql.change(change)
+    found = (await store.verify(run.id)).problem
+    assert found is not None
+    assert found.table == "commands"
+    assert message in str(found)
 
 
 async def test_any_changed_byte_of_a_row_is_detected(tmp_path: Path):

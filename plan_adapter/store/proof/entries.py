@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from plan_adapter.model.approvals import Approval, OperatorRequestKind
 from plan_adapter.model.canonical import arguments_digest
+from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.record import Attempt
 from plan_adapter.store.database.rows import NO_ITEM, item_column
@@ -33,6 +34,7 @@ AuditKind: TypeAlias = Literal[
     "run_started",
     "run_changed",
     "attempt_started",
+    "command_started",  # by the tool of an attempt: `row_id` is its process
     "always_executed",  # a call of a goal that nobody confirmed, as the plan allows: `row_id` is the digest of the arguments
     "attempt_succeeded",
     "attempt_failed",
@@ -103,6 +105,13 @@ def of_attempt(row: JsonRow) -> Entry:
     what, digest = f"{row['tool_name']} ({row['effect']})", row_digest("attempts", row)
     where = _attempt_fields(row)
     return Entry(_text(row["started_at"]), "attempt_started", *where, message=what, row_id=_text(row["id"]), row_digest=digest)
+
+
+def of_command(row: JsonRow, *, at: str = "") -> Entry:
+    """Return the entry for a command that the tool of an attempt started. The row has no time."""
+    process = HostProcess.parse(_text(row["process"]))
+    what, digest = f"process {process.pid} on {process.host}", row_digest("commands", row)
+    return Entry(at, "command_started", *_attempt_fields(row), message=what, row_id=_text(row["process"]), row_digest=digest)
 
 
 def of_always_executed(attempt: Attempt, allowed_by: Approval) -> Entry:

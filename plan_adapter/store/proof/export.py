@@ -23,6 +23,7 @@ from plan_adapter.store.database.tables import (
     approvals,
     attempts,
     audit,
+    commands,
     gates,
     implied_dependencies,
     leases,
@@ -45,7 +46,7 @@ LINES_FORMAT = "plan-adapter-run/2"
 FETCH_SIZE = 150
 """How many rows are fetched from a server at a time."""
 
-LISTED = (approvals, gates, attempts, receipts, step_runs, revisions, tombstones, audit)
+LISTED = (approvals, gates, attempts, receipts, commands, step_runs, revisions, tombstones, audit)
 """The tables whose rows of the run are lists of the document."""
 
 LISTS = (plans.name, implied_dependencies.name, *(table.name for table in LISTED))

@@ -25,7 +25,7 @@ Place: TypeAlias = tuple[str, Key]
 """A table, and the key of a row in it."""
 
 
-FINAL = frozenset({"attempts", "receipts", "revisions", "tombstones"})
+FINAL = frozenset({"attempts", "receipts", "commands", "revisions", "tombstones"})
 """The tables whose rows are written once: one entry records each."""
 
 
@@ -276,6 +276,7 @@ ROW_CHECKS = {
     for check in (
         RowCheck("attempts", _attempt_key, entries.of_attempt),
         RowCheck("receipts", _attempt_key, entries.of_receipt),
+        RowCheck("commands", lambda row: (*_attempt_key(row), row["process"]), entries.of_command),
         RowCheck("step_runs", lambda row: (row["step_id"],), entries.of_step),
         RowCheck("approvals", lambda row: (row["id"],), _approval_entry),
         RowCheck("gates", lambda row: (row["id"],), _gate_entry),
@@ -292,6 +293,8 @@ def _place_of(entry: JsonRow) -> Place | None:
         return "attempts", attempt
     if kind in ("attempt_succeeded", "attempt_failed"):
         return "receipts", attempt
+    if kind == "command_started":
+        return "commands", (*attempt, entry["row_id"])
     if kind.startswith("step_"):
         return "step_runs", (entry["step_id"],)
     if kind in (*DECISION_ENTRIES.values(), "approval_used", "gate_answered"):
@@ -307,7 +310,8 @@ def _row_problems(document: Mapping[str, Any], summary: _AuditSummary) -> Iterat
     altered: tuple[int, RowCheck, JsonRow] | None = None  # the one with the earliest entry
     unrecorded: tuple[RowCheck, JsonRow] | None = None
     for check in ROW_CHECKS.values():
-        for row in document[check.table]:
+        # Files of earlier versions have no list of commands.
+        for row in document.get("commands", ()) if check.table == "commands" else document[check.table]:
             summary.note_erasures(check.table, check.key(row), row)
             found = summary.newest.take((check.table, check.key(row)))
             if found is None:
@@ -414,7 +418,7 @@ def _describe_difference(now: Entry, recorded: JsonRow) -> str:
         "its message": "message",
         "its id": "row_id",
     }
-    differences = [label for label, name in fields.items() if getattr(now, name) != recorded[name]]
+    differences = [label for label, name in fields.items() if getattr(now, name) != recorded[name] and (name != "at" or now.at)]
     where = ", ".join(differences) if differences else "columns that only its digest covers"
     return f"the row was altered: it differs from entry {recorded['number']} of the audit log in {where}"
 

@@ -76,7 +76,7 @@ class RunLedger(StorePart):
         plans.put_plan(connection, plan)
         plans.put_implied(connection, implied)
         connection.execute(insert(runs).values(run))
-        audit.append(connection, run["id"], [entries.of_creation(json_row(runs, run), audit.witness_of(connection))])
+        audit.append(connection, run["id"], [entries.of_creation(json_row(runs, run), audit.witness_of(connection, run))])
 
     async def update(self, run: PlanRun) -> None:
         """Record the status, reason, message, outputs, times and approval of `run`. Releases the run unless it is executing.

@@ -1,5 +1,6 @@
 """Plans by digest and versions by name. The functions take a connection and the tenant whose rows are visible."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,17 +8,18 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import JsonValue
-from sqlalchemy import JSON, Connection, Select, Table, cast, func, insert, select, text
+from sqlalchemy import JSON, Connection, Select, Table, and_, cast, func, insert, select, text, true
 
 from plan_adapter.model.canonical import canonical_document, canonical_json
 from plan_adapter.model.errors import StoreError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.record import RunContext
-from plan_adapter.store.database.columns import database_now, insert_into, now_of
+from plan_adapter.store.database.columns import database_now, escape_unstorable, insert_into, now_of
 from plan_adapter.store.database.rows import HasContext, Row, context_columns, dump_json
 from plan_adapter.store.database.tables import implied_dependencies, plans, versions
-from plan_adapter.store.proof.digests import digest_of, json_row
+from plan_adapter.store.proof.digests import JsonRow, digest_of, json_row
+from plan_adapter.store.proof.export import Rows
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
@@ -98,8 +100,32 @@ def save(connection: Connection, row: dict[str, Any], *, name: str, author: str,
     return versions_of(connection, context.tenant_id, name)[0]
 
 
-def problem_of_versions(connection: Connection) -> str | None:
-    """Return a message about the first version of a plan that was altered or is missing, or None if all are as they were saved."""
+def problem_of_saved(connection: Connection) -> str | None:
+    """Return a message about the first version or document of a plan that was altered or is missing, or None if all are as saved."""
+    return _problem_of_versions(connection) or _problem_of_documents(connection)
+
+
+def _problem_of_documents(connection: Connection) -> str | None:
+    if (problem := next(filter(None, map(problem_of_plan, Rows(connection, plans, true()))), None)) is not None:
+        return problem
+    same = and_(plans.c.tenant_id == versions.c.tenant_id, plans.c.digest == versions.c.digest)
+    lost = select(versions.c.version, versions.c.name, versions.c.digest).outerjoin(plans, same).where(plans.c.digest.is_(None))
+    if (row := connection.execute(lost.order_by(versions.c.name, versions.c.version).limit(1)).first()) is None:
+        return None
+    return f"the plan {row.digest}, version {row.version} of `{row.name}`, is missing: it was deleted directly from the database"
+
+
+def problem_of_plan(row: JsonRow) -> str | None:
+    """Return a message about the row of a plan that was altered, or None."""
+    if sha256(str(row["document"]).encode(errors="surrogatepass")).hexdigest() != row["digest"]:
+        return f"the document of the plan {row['digest']} was altered: it does not match this digest"
+    written = json.loads(str(row["document"]))
+    if any(row[name] != escape_unstorable(str(written.get(name, row[name]))) for name in ("name", "description")):
+        return f"the name or the description of the plan {row['digest']} was altered: its document has another"
+    return None
+
+
+def _problem_of_versions(connection: Connection) -> str | None:
     before, name, expected = None, None, 0
     query = select(versions).order_by(versions.c.tenant_id, versions.c.name, versions.c.version).execution_options(yield_per=200)
     for row in connection.execute(query).mappings():

@@ -180,8 +180,8 @@ class PlanStore(StorePart):
         return await self._database.read(lambda connection: plans.versions_of(connection, self.tenant_id, name))
 
     async def versions_problem(self) -> str | None:
-        """Return a message about the first version of a saved plan that was altered or is missing, or None."""
-        return await self._database.read(plans.problem_of_versions)
+        """Return a message about the first version or document of a plan that was altered or is missing, or None."""
+        return await self._database.read(plans.problem_of_saved)
 
     async def names(self) -> list[str]:
         """Return the names of the plans that have versions, sorted."""

@@ -14,7 +14,7 @@ from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.record import RunContext
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
-from tests.store.builders import a_plan, a_run, validated
+from tests.store.builders import a_plan, a_run, created, validated
 
 
 def a_rich_plan() -> ExecutionPlan:
@@ -175,3 +175,42 @@ async def test_an_altered_or_deleted_version_is_named(store: PlanStore, sql: Sql
     assert "version 2 of the plan `网站` was altered" in str(await store.versions_problem())
     await sql.change("DELETE FROM versions WHERE version = 2")
     assert "version 2 of the plan `网站` is missing" in str(await store.versions_problem())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("UPDATE plans SET document = replace(document, 'two', 'evil')", "the document of the plan {digest} was altered"),
+        ("UPDATE plans SET description = 'evil' WHERE description = 'two'", "the description of the plan {digest} was altered"),
+        ("DELETE FROM plans WHERE description = 'two'", "the plan {digest}, version 2 of `site`, is missing"),
+    ],
+)
+async def test_an_altered_or_deleted_document_of_a_version_is_named(change: str, message: str, store: PlanStore, store_url: str):
+    await store.save(a_plan("one"), author="ana")
+    saved = await store.save(a_plan("two"), author="ana")
+    await _as_owner(store_url, change)
+    assert message.format(digest=saved.digest) in str(await store.versions_problem())
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM versions", "DELETE FROM versions WHERE version = 2"])
+async def test_a_run_witnesses_the_newest_version_of_its_plan(change: str, store: PlanStore, store_url: str):
+    for description in ("one", "two"):
+        await store.save(a_plan(description), author="ana")
+    run, other = await created(store), await created(store, a_plan("three").model_copy(update={"name": "other"}))
+    assert (await store.verify(run.id)).ok
+    await _as_owner(store_url, change)
+    assert (
+        str((await store.verify(run.id)).problem) == "versions: row 2, the newest one when the run was created, is missing or was altered"
+    )
+    assert (await store.verify(other.id)).ok
+
+
+async def _as_owner(store_url: str, change: str) -> None:
+    """Change the tables as their owner, without triggers and foreign keys."""
+    if store_url.startswith("postgresql"):
+        await Sql(store_url).change("SET LOCAL session_replication_role = 'replica'", change)
+    else:
+        drop = [f"DROP TRIGGER IF EXISTS versions_refuses_{operation}" for operation in ("update", "delete")]
+        with sqlite3.connect(store_url.removeprefix("sqlite:///")) as database:
+            for statement in (*drop, change):
+                database.execute(statement)

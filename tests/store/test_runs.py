@@ -207,10 +207,10 @@ async def test_the_audit_log_shows_events_in_order(store: PlanStore):
     await store.ledger.update(run)
     entries = await store.audit(run.id)
     assert [entry.kind for entry in entries] == [
-        "run_created", "approved", "approval_used", "run_started", "attempt_started", "attempt_succeeded", "step_completed",
-        "cancel_requested", "run_ended",
+        "run_created", "approved", "approval_used", "run_started", "attempt_started", "command_started", "attempt_succeeded",
+        "step_completed", "cancel_requested", "run_ended",
     ]  # fmt: skip
-    assert (entries[4].step_id, entries[4].message, entries[7].message) == ("check", "note (read)", "够了")
+    assert (entries[4].step_id, entries[4].message, entries[8].message) == ("check", "note (read)", "够了")
 
 
 async def test_when_a_run_resumes_incomplete_steps_are_pending_again(store: PlanStore):

@@ -6,7 +6,7 @@ further lock after it. So there are no deadlocks.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Select, Table, bindparam, func, insert, selec
 from plan_adapter.local.crash_points import reached
 from plan_adapter.model.options import CallKind
 from plan_adapter.store.database.rows import item_of
-from plan_adapter.store.database.tables import audit, policy_history, runs, tombstones
+from plan_adapter.store.database.tables import audit, policy_history, runs, tombstones, versions
 from plan_adapter.store.proof.digests import JsonRow, digest_of, instant_of, json_row, new_salt, with_words_digested
 from plan_adapter.store.proof.entries import AuditKind, Entry
 
@@ -103,13 +103,16 @@ def genesis_digest(run: JsonRow) -> str:
     return digest_of(with_words_digested("runs", created))
 
 
-def witness_of(connection: Connection) -> str:
-    """Return the numbers and digests of the newest policy and the newest tombstone, as JSON. A run's first entry keeps it.
+def witness_of(connection: Connection, run: Mapping[str, Any]) -> str:
+    """Return the numbers and digests of the newest policy, tombstone, and version of the run's plan by name, as JSON.
 
-    So it is noticed if one of them is deleted, although nothing follows it in its own chain.
+    A run's first entry keeps it. So it is noticed if one of them is deleted, although nothing follows it in its own chain.
     """
     newest = {table.name: connection.execute(_newest_of(table)).first() for table in WITNESSED}
-    return json.dumps({name: [row.number, row.digest] for name, row in newest.items() if row is not None}, sort_keys=True)
+    same_name = (versions.c.tenant_id == run["tenant_id"], versions.c.name == run["name"])
+    named = select(versions.c.version, versions.c.row_digest).where(*same_name).order_by(versions.c.version.desc()).limit(1)
+    newest[versions.name] = connection.execute(named).first()
+    return json.dumps({name: [*row] for name, row in newest.items() if row is not None}, sort_keys=True)
 
 
 def witnessed_by(connection: Connection, run_id: str) -> JsonRow:
@@ -117,7 +120,12 @@ def witnessed_by(connection: Connection, run_id: str) -> JsonRow:
     first = connection.scalar(select(audit.c.row_id).where(audit.c.run_id == run_id, audit.c.number == 1))
     named = read_witness(first)
     rows = {table: named[table.name][0] for table in WITNESSED if table.name in named}
-    return {table.name: connection.scalar(select(table.c.digest).where(table.c.number == number)) for table, number in rows.items()}
+    found = {table.name: connection.scalar(select(table.c.digest).where(table.c.number == number)) for table, number in rows.items()}
+    if versions.name in named:
+        of_run = (runs.c.id == run_id, versions.c.tenant_id == runs.c.tenant_id, versions.c.name == runs.c.name)
+        is_same = versions.c.version == named[versions.name][0]
+        found[versions.name] = connection.scalar(select(versions.c.row_digest).where(*of_run, is_same))
+    return found
 
 
 def read_witness(text: JsonValue) -> dict[str, tuple[int, str]]:

@@ -90,7 +90,7 @@ def of_run(row: JsonRow, kind: AuditKind, *, at: str | None = None, message: str
 
 
 def of_creation(row: JsonRow, witness: str) -> Entry:
-    """Return the first entry of a run. `witness` names the newest policy and tombstone: see `audit.witness_of`."""
+    """Return the first entry of a run. `witness` names the newest policy, tombstone and version: see `audit.witness_of`."""
     return of_run(row, "run_created", message=_text(row["name"]), row_id=witness)
 
 

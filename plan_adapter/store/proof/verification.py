@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.model.readable import one_line
-from plan_adapter.store.database.columns import escape_unstorable
 from plan_adapter.store.database.rows import NO_ITEM
+from plan_adapter.store.plans import problem_of_plan
 from plan_adapter.store.proof import entries
 from plan_adapter.store.proof.audit import entry_digest, genesis_digest, read_witness
 from plan_adapter.store.proof.digests import JsonRow, erased_columns, row_digest
@@ -225,17 +225,13 @@ def _chain_problems(run: JsonRow, audit: Iterable[JsonRow], head: JsonValue, sum
 
 
 def _plan_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
-    found = {row["digest"]: sha256(str(row["document"]).encode(errors="surrogatepass")).hexdigest() for row in document["plans"]}
-    wanted = [document["run"]["digest"], *(row["digest"] for row in document["revisions"])]
-    for digest in wanted:
+    found = {row["digest"] for row in document["plans"]}
+    for digest in [document["run"]["digest"], *(row["digest"] for row in document["revisions"])]:
         if digest not in found:
             yield Alteration("plans", f"the plan {digest} is missing")
-        elif found[digest] != digest:
-            yield Alteration("plans", f"the document of the plan {digest} was altered: it does not match this digest")
     for row in document["plans"]:
-        written = json.loads(str(row["document"]))
-        if any(row[name] != escape_unstorable(str(written.get(name, row[name]))) for name in ("name", "description")):
-            yield Alteration("plans", f"the name or the description of the plan {row['digest']} was altered: its document has another")
+        if (problem := problem_of_plan(row)) is not None:
+            yield Alteration("plans", problem)
 
 
 def _dependency_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:

@@ -51,6 +51,12 @@ def test_every_other_promise_names_a_test() -> None:
     assert [promise for promise in promises if "tests/" not in promise] == []
 
 
+def test_the_promises_say_which_files_only_make_thorough_runs() -> None:
+    files = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMED if name.endswith(".py")}
+    thorough = {name for name, text in files.items() if re.search(r"^pytestmark = .*\bmark\.thorough\b", text, re.M)}
+    assert set(re.findall(r"tests/[\w/]+\.py", GENERAL.partition("\n- ")[0])) == thorough
+
+
 def test_the_guide_lists_its_pages(plan: Plan) -> None:
     assert "Security: what is protected, from whom" in plan("guide").out
     assert json.loads(plan("guide", "--json").out.splitlines()[0])["topic"]

@@ -3,8 +3,8 @@
 --   plan_runner    runs plans: the command line, workers, the API. Adds to attempts, receipts, commands and audit, and never changes them.
 --   plan_operator  approves, rejects, resolves and cancels, sets the policy, enrolls one-time codes; reads everything. Runs nothing: it
 --                  can write no attempt and no plan.
---   plan_keeper    prunes runs and erases values: deletes or changes rows only once it has written a tombstone, and
---                  changes them only by erasing words.
+--   plan_keeper    prunes runs and erases values: deletes or changes rows of a run that has ended, in the transaction that
+--                  writes its tombstone, and changes them only by erasing words. Make nobody a member of plan_runner, too.
 --   plan_auditor   reads everything, which is all that `plan runs verify` and `plan export` need.
 --
 -- They cannot log in themselves: CREATE ROLE ana LOGIN PASSWORD '…' IN ROLE plan_operator;

@@ -17,6 +17,7 @@ from unittest import mock
 
 from plan_adapter.cli.app import main
 from plan_adapter.local.private_files import make_folder
+from plan_adapter.model.host_process import _place
 from tests.golden import FOLDER
 
 ACTED, READ, STORE, EXPORT = (FOLDER / name for name in ("acted.json", "read.json", "store.sql", "erased.jsonl"))
@@ -150,6 +151,7 @@ def home(folder: Path) -> Iterator[Path]:
     account = mock.patch.object(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="ana"))
     try:
         with account, mock.patch.object(socket, "gethostname", lambda: "golden"):
+            _place.cache_clear()
             for name, document in PLANS.items():
                 _write(name, document)
             _write("done2", {**PLANS["done"], "description": "完成 (2)", "steps": PLANS["done"]["steps"][:2]})
@@ -158,6 +160,7 @@ def home(folder: Path) -> Iterator[Path]:
             Path("done.test.yaml").write_text(CASES, encoding="utf-8")
             yield folder
     finally:
+        _place.cache_clear()
         os.chdir(before)
         os.environ.clear()
         os.environ.update(environment)

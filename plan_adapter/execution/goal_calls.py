@@ -1,21 +1,20 @@
 """`GoalCalls`: makes the calls of a goal, with intents and receipts as for any step. Calls of earlier starts are not repeated."""
 
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pydantic import JsonValue
 
-from plan_adapter.execution.asked import OpenGates, is_unanswered
+from plan_adapter.execution.asked import OpenGates
 from plan_adapter.execution.call_arguments import NO_RETRY, CallTarget, RetryPolicy
+from plan_adapter.execution.course import Course, CourseEnd
 from plan_adapter.execution.items import shown_label
-from plan_adapter.execution.ports import BEGUN_EARLIER, AttemptEnd, GateRefusal, StepRunner, UnknownOutcome
+from plan_adapter.execution.ports import BEGUN_EARLIER, AttemptEnd, GateRefusal, StepRunner
 from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import Call
 from plan_adapter.expressions import Template
-from plan_adapter.model.approvals import Approval
 from plan_adapter.model.errors import ToolError
 from plan_adapter.model.goals import Evidence
 from plan_adapter.model.options import CallKind, Input, Question
@@ -74,8 +73,15 @@ class GoalCalls:
         self._scope = scope
         self._step = step
         self._run = run
-        self._open_gates = open_gates
-        self._run_step = run_step
+        self._course = Course(
+            scope,
+            run_step,
+            open_gates,
+            why_halted=lambda _: why_halted(),
+            begun_earlier=BEGUN_EARLIER,
+            after_abort=OUTCOME_UNKNOWN,
+            confirms_each=True,
+        )
         self._urgency = urgency
         self._why_halted = why_halted
         self._last_key: str | None = None  # the key of the newest call
@@ -182,95 +188,54 @@ class GoalCalls:
 
     async def _ask_and_call(self, call: Call) -> CallOutcome | GateRefusal:
         """Make `call`, after a person has approved it if it needs an approval. The outcome of an earlier start is kept."""
-        history, unit = self._scope.history, (call.step.id, call.item)
-        receipt, attempt = history.receipts.get(unit), history.unknown.get(unit)
-        if attempt is not None:
-            end = await self._find_outcome(call, attempt)
-            if end is not None:
-                return _outcome_of(end)
-        elif receipt is not None and receipt.resolution != "again" and unit not in {**history.repeatable, **history.interrupted_reads}:
+        history, unit, gates = self._scope.history, (call.step.id, call.item), self._scope.gates
+        receipt, begun = history.receipts.get(unit), history.unknown.get(unit)
+        is_to_repeat = unit in history.repeatable or unit in history.interrupted_reads
+        if begun is None and receipt is not None and receipt.resolution != "again" and not is_to_repeat:
             return self._recorded_outcome(receipt)
-        while True:
-            if self._scope.gates is not None and self._scope.gates.is_gated(call.step):
-                try:
-                    answer = await self._ask_for_approval(call)
-                except ToolError as error:  # the call cannot be made, so nobody is asked
-                    return CallOutcome(error=str(error))
-                if isinstance(answer, GateRefusal):
-                    return answer
-                call.approval = answer
-            elif call.step.ask is not None or call.step.requires_approval:
-                raise GoalEndedError(AttemptEnd("failed", 0, error=f"nobody can be asked about `{call.name}`"))
-            elif call.effect != "read":
-                call.allowed_by = self._scope.approved.approval
-            end = await self._run_call(call)
-            if end.outcome == "unknown" and call.unknown_attempt is not None:
-                end = await self._ask_for_outcome(call, call.unknown_attempt, end)
-            if end is not None:
-                return _outcome_of(end)
-
-    async def _ask_for_approval(self, call: Call) -> Approval | GateRefusal:
-        assert self._scope.gates is not None
-        self._raise_if_halted()
-        gated = await call.gated_call()
-        answer = await self._open_gates.ask_for_approval(self._scope.gates, gated)
-        if is_unanswered(gated, answer):
-            raise GoalEndedError(None)
-        self._raise_if_halted()
-        if answer is None or (isinstance(answer, GateRefusal) and answer.reason is RunReason.CANCELLED):
-            raise GoalEndedError(AttemptEnd("failed", 0, error="the gate was closed" if answer is None else answer.message))
-        if isinstance(answer, GateRefusal) and answer.reason is RunReason.EXPIRED and answer.ends_run:
-            self._scope.refusal = self._scope.refusal or answer
-            raise GoalEndedError(AttemptEnd("failed", 0, error=answer.message), was_refused=True)
-        return answer
-
-    async def _find_outcome(self, call: Call, attempt: Attempt) -> AttemptEnd | None:
-        """Ask the tool's probe, then a person, how an attempt of an earlier start ended. Return None if the call is to be made again."""
-        end = await self._ask_probe(call, attempt) if call.has_probe else None
-        if end is None:
-            return await self._ask_for_outcome(call, attempt, AttemptEnd("unknown", attempt.number, error=BEGUN_EARLIER))
-        return None if end.not_done else end
-
-    async def _ask_probe(self, call: Call, attempt: Attempt) -> AttemptEnd | None:
-        self._open_gates.count_call(1)
-        await self._scope.slots.acquire(self._urgency)
-        try:
-            return None if self._scope.stop.is_set else await call.probe_attempt(attempt)
-        finally:
-            self._scope.slots.release()
-            self._open_gates.count_call(-1)
-
-    async def _ask_for_outcome(self, call: Call, attempt: Attempt, end: AttemptEnd) -> AttemptEnd | None:
-        """Ask a person how `attempt` ended. Return that end, or None if the call is to be made again."""
-        resolved = (
-            None
-            if self._why_halted()
-            else await self._open_gates.ask_for_resolution(UnknownOutcome(call.step, self._run, attempt, end.error or ""))
-        )
-        if resolved is None:
+        is_gated = gates is not None and gates.is_gated(call.step)
+        if not is_gated and begun is None and (call.step.ask is not None or call.step.requires_approval):
+            raise GoalEndedError(AttemptEnd("failed", 0, error=f"nobody can be asked about `{call.name}`"))
+        if not is_gated and call.effect != "read":
+            call.allowed_by = self._scope.approved.approval
+        ended = await self._take(call, begun=begun)
+        if ended.refusal is not None:
+            return self._raise_if_it_ends_the_goal(ended.refusal)
+        end = self._end_of(call, ended)
+        if end.outcome not in ("succeeded", "failed") or ended.resolution == "abort":
             raise GoalEndedError(end)
-        if resolved.resolution == "again":
-            return None
-        if resolved.resolution == "done":
-            return AttemptEnd("succeeded", attempt.number, result=resolved.result)
-        self._scope.stop.set("cancelled", resolved.words)
-        raise GoalEndedError(AttemptEnd("failed", attempt.number, error=f"{resolved.words}; {OUTCOME_UNKNOWN}", can_retry=False))
+        return CallOutcome(end.result, None if end.outcome == "succeeded" else end.error or "it failed")
+
+    def _raise_if_it_ends_the_goal(self, refusal: GateRefusal) -> GateRefusal:
+        """Return a refusal for the model to read."""
+        if refusal.reason is RunReason.CANCELLED:
+            raise GoalEndedError(AttemptEnd("failed", 0, error=refusal.message))
+        if refusal.reason is RunReason.EXPIRED and refusal.ends_run:
+            self._scope.refusal = self._scope.refusal or refusal
+            raise GoalEndedError(AttemptEnd("failed", 0, error=refusal.message), was_refused=True)
+        return refusal
 
     async def _run_call(self, call: Call) -> AttemptEnd:
-        self._open_gates.count_call(1)
-        try:
-            await self._scope.slots.acquire(self._urgency)
-            if self._why_halted():
-                self._scope.slots.release()
-                self._raise_if_halted()
-            call.take_slot()
-            began = time.monotonic()
-            end = await self._run_step(call)
-            self.spent_ms += round((time.monotonic() - began) * 1000)
-        finally:
-            self._open_gates.count_call(-1)
-        self._last_key = call.key
-        return end if call.effect == "write" else replace(end, was_interrupted=False)  # the goal may write, but this call did not write
+        """Make a call of the program's own. Nobody is asked about it."""
+        return self._end_of(call, await self._take(call, is_gated=False))
+
+    async def _take(self, call: Call, *, begun: Attempt | None = None, is_gated: bool = True) -> CourseEnd:
+        """Take a call to its end. Raise GoalEndedError if it was neither made nor refused by a person."""
+        ended = await self._course.take(call, begun=begun, is_gated=is_gated)
+        if ended.is_left:
+            raise GoalEndedError(None)
+        if ended.end is None:
+            self._raise_if_halted()
+        if ended.seconds is not None:
+            self.spent_ms += round(ended.seconds * 1000)
+            self._last_key = call.key
+        return ended
+
+    @staticmethod
+    def _end_of(call: Call, ended: CourseEnd) -> AttemptEnd:
+        if ended.end is None:
+            raise GoalEndedError(AttemptEnd("failed", 0, error="the gate was closed"))
+        return ended.end if call.effect == "write" else replace(ended.end, was_interrupted=False)  # the goal may write, but not this call
 
     def _recorded_outcome(self, receipt: Receipt) -> CallOutcome:
         self.spent_ms += receipt.duration_ms
@@ -282,10 +247,3 @@ class GoalCalls:
             raise GoalEndedError(AttemptEnd("timed_out" if stop.kind == "timed_out" else "cancelled", 0, error=stop.message))
         if self._why_halted():
             raise GoalEndedError(AttemptEnd("cancelled", 0, error=self._why_halted()))
-
-
-def _outcome_of(end: AttemptEnd) -> CallOutcome:
-    """Return the outcome of a call. Raise GoalEndedError if its end also ends the goal."""
-    if end.outcome not in ("succeeded", "failed"):
-        raise GoalEndedError(end)
-    return CallOutcome(end.result, None if end.outcome == "succeeded" else end.error or "it failed")

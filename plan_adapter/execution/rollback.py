@@ -8,6 +8,7 @@ from pydantic import JsonValue
 from plan_adapter.execution.asked import OpenGates
 from plan_adapter.execution.call_arguments import NO_RETRY, CallTarget
 from plan_adapter.execution.cancellation import Stop
+from plan_adapter.execution.course import Course, CourseEnd
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.items import item_labels
 from plan_adapter.execution.limits import ITEM_ROLLBACK_URGENCY
@@ -72,6 +73,16 @@ class Rollback:
         for step_id, inner_scope in scope.inside.items():
             ended[step_id] = replace(self.scope, values=inner_scope.values, inputs=inner_scope.inputs, inside=ended)
         self.scope.inside = ended
+        self._course = Course(
+            self.scope,
+            run_step,
+            open_gates,
+            why_halted=lambda _: self._halted,
+            begun_earlier="an earlier start of its rollback began this write",
+            after_abort=ROLLBACK_OUTCOME_UNKNOWN,
+            abort_stops=False,
+            ask_for_resolution=self._ask_for_resolution,
+        )
         self.halt = Stop()  # setting it prevents further calls; a stop of the scope also ends running ones
         self._history = history
         self._run_step = run_step
@@ -205,9 +216,10 @@ class Rollback:
             call = self._new_call(step_rollback, receipt)
         except ExpressionError as error:
             return self._record_end(step_rollback, receipt.item, AttemptEnd("failed", 0, error=str(error), can_retry=False), halts=True)
-        if (attempt := self._history.rollbacks.unknown.get(unit)) is not None:
-            return self._tasks.spawn(self._find_outcome(step_rollback, call, attempt))
-        return self._request_slot(step_rollback, call)
+        if (begun := self._history.rollbacks.unknown.get(unit)) is not None:
+            return self._tasks.spawn(self._take(step_rollback, call, begun))
+        # Requested here and not in a task, so that a slot that becomes free now goes to the most urgent call.
+        return self._course.request(self.scope.slots, call.urgency, lambda: self._halted, partial(self._on_turn, step_rollback, call))
 
     @property
     def _next_command(self) -> str:
@@ -215,78 +227,26 @@ class Rollback:
         run = self.scope.run
         return rollback_command(run) if self._open_gates is None else resume_command(run)
 
-    def _count_call(self, change: int) -> None:
-        if self._open_gates is not None:
-            self._open_gates.count_call(change)
+    def _on_turn(self, step_rollback: _StepRollback, call: Call, cause: str) -> None:
+        self._tasks.spawn(self._call_over(step_rollback, call, CourseEnd()) if cause else self._make(step_rollback, call))
 
-    def _request_slot(self, step_rollback: _StepRollback, call: Call) -> None:
-        self._count_call(1)
-        self.scope.slots.request(self._urgency[step_rollback.node], partial(self._slot_granted, step_rollback, call))
+    async def _make(self, step_rollback: _StepRollback, call: Call) -> None:
+        await self._call_over(step_rollback, call, await self._course.make(call, is_gated=False))
 
-    def _slot_granted(self, step_rollback: _StepRollback, call: Call) -> None:
-        if not self._halted:
-            call.take_slot()
-            return self._tasks.spawn(self._run_call(step_rollback, call))
-        self.scope.slots.release()
-        self._count_call(-1)
-        self._record_not_undone(step_rollback, call.item, self._halted)
-        return None if step_rollback.open else self._tasks.spawn(self._close(step_rollback))
+    async def _take(self, step_rollback: _StepRollback, call: Call, begun: Attempt) -> None:
+        await self._call_over(step_rollback, call, await self._course.take(call, begun=begun, is_gated=False))
 
-    async def _run_call(self, step_rollback: _StepRollback, call: Call) -> None:
-        end = await self._run_step(call)
-        self._count_call(-1)
-        if end.outcome == "unknown" and call.unknown_attempt is not None:
-            await self._resolve_outcome(step_rollback, call, call.unknown_attempt, end, halts=True)
+    async def _call_over(self, step_rollback: _StepRollback, call: Call, ended: CourseEnd) -> None:
+        """Record how a call ended, or that it was not made, and close its step's rollback if that was the last one."""
+        step_rollback.settled = step_rollback.settled or ended.source in ("probe", "person")
+        if ended.end is None or ended.resolution == "again":
+            self._record_not_undone(step_rollback, call.item, self._halted)
         else:
-            await self._call_ended(step_rollback, call, end, halts=True)
-
-    async def _call_ended(
-        self, step_rollback: _StepRollback, call: Call, end: AttemptEnd, *, halts: bool, cause: str | None = None
-    ) -> None:
-        self._record_end(step_rollback, call.item, end, halts=halts and end.outcome != "succeeded", cause=cause)
+            cause = ended.end.error if ended.resolution == "abort" else None
+            halts = ended.end.outcome != "succeeded" and ended.source != "record"
+            self._record_end(step_rollback, call.item, ended.end, halts=halts, cause=cause)
         if not step_rollback.open:
             await self._close(step_rollback)
-
-    # Unknown outcomes: the tool's probe is asked first, then people.
-
-    async def _find_outcome(self, step_rollback: _StepRollback, call: Call, attempt: Attempt) -> None:
-        """Ask the tool's probe, then people, how a call of an earlier start ended, and continue from there."""
-        end = await self._ask_probe(step_rollback, call, attempt) if call.has_probe else None
-        if end is None:
-            unknown = AttemptEnd("unknown", attempt.number, error="an earlier start of its rollback began this write")
-            return await self._resolve_outcome(step_rollback, call, attempt, unknown, halts=False)
-        if end.not_done:
-            return self._request_slot(step_rollback, call)
-        step_rollback.settled = True
-        return await self._call_ended(step_rollback, call, end, halts=True)
-
-    async def _ask_probe(self, step_rollback: _StepRollback, call: Call, attempt: Attempt) -> AttemptEnd | None:
-        self._count_call(1)
-        await self.scope.slots.acquire(self._urgency[step_rollback.node])
-        try:
-            return None if self._halted else await call.probe_attempt(attempt)
-        finally:
-            self.scope.slots.release()
-            self._count_call(-1)
-
-    async def _resolve_outcome(self, step_rollback: _StepRollback, call: Call, attempt: Attempt, end: AttemptEnd, *, halts: bool) -> None:
-        """Ask people how `attempt` ended and act on the answer. `end` is what is known so far.
-
-        Without an answer, the call ends as `end`; with `halts`, no further call starts then.
-        """
-        resolved = await self._ask_for_resolution(UnknownOutcome(call.step, step_rollback.run, attempt, end.error or ""))
-        if resolved is None:
-            return await self._call_ended(step_rollback, call, end, halts=halts)
-        step_rollback.settled = True
-        if resolved.resolution == "again":
-            return self._request_slot(step_rollback, call)
-        if resolved.resolution == "done":
-            end = AttemptEnd("succeeded", attempt.number, result=resolved.result, reason=resolved.words)
-            return await self._call_ended(step_rollback, call, end, halts=True)
-        error = f"{resolved.words}; {ROLLBACK_OUTCOME_UNKNOWN}"
-        return await self._call_ended(
-            step_rollback, call, AttemptEnd("failed", attempt.number, error=error, can_retry=False), halts=True, cause=error
-        )
 
     async def _ask_for_resolution(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
         if self.scope.outcomes is None or self._halted:

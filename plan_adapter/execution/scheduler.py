@@ -9,13 +9,14 @@ from functools import partial
 from pydantic import JsonValue
 
 from plan_adapter.execution.asked import OpenGates, is_unanswered
+from plan_adapter.execution.course import Course, CourseEnd
 from plan_adapter.execution.goal_calls import GoalCalls, GoalEndedError
 from plan_adapter.execution.goals import Pursuit
 from plan_adapter.execution.groups import Group, group_result
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.items import Items, item_labels, not_started_items
 from plan_adapter.execution.limits import RunClock
-from plan_adapter.execution.ports import BEGUN_EARLIER, AttemptEnd, GateRefusal, StepGates, StepRunner, UnknownOutcome
+from plan_adapter.execution.ports import BEGUN_EARLIER, AttemptEnd, GateRefusal, StepGates, StepRunner
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
 from plan_adapter.execution.run_status import NOT_APPROVED
@@ -24,7 +25,7 @@ from plan_adapter.execution.step import Call
 from plan_adapter.execution.sub_plans import SubPlanRun, end_of_sub_plan, outputs_of, sub_plan_inputs, was_refused
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.model import graph
-from plan_adapter.model.errors import ExpressionError, error_text
+from plan_adapter.model.errors import ExpressionError
 from plan_adapter.model.plan import Step, flattened
 from plan_adapter.model.readable import counted
 from plan_adapter.model.record import Attempt, StepRun
@@ -77,6 +78,16 @@ class Scheduler:
         self._is_finally = is_finally
         order = self._validated.finally_order if is_finally else self._validated.order
         self._order = [step_id for step_id in order if self._steps[step_id].group is None and self._steps[step_id].within is None]
+        self._course = Course(
+            scope,
+            run_step,
+            self.open_gates,
+            why_halted=lambda call: self._why_not_made(self._states[call.step.id]),
+            begun_earlier=BEGUN_EARLIER,
+            after_abort=OUTCOME_UNKNOWN,
+            on_start=self._call_started,
+        )
+        self._states = dict[str, Items]()  # the calls of the steps that have begun, by step
         self._groups = dict[str, Group]()  # the groups that have begun, by step
         self._sub_plans = dict[str, SubPlanRun]()  # the sub-plans that have begun, by step
         self._runs = {step.id: step for step in scope.run.steps}
@@ -216,7 +227,7 @@ class Scheduler:
         labels = item_labels(scope, step, [value for _, value in items]) if step.for_each is not None else [None]
         if step.is_group:
             return self._begin_group(Group(scope, step, [value for _, value in items], labels))
-        state = Items(step, labels, is_list=step.for_each is not None)
+        self._states[step.id] = state = Items(step, labels, is_list=step.for_each is not None)
         for item, value in items:
             self._queue(state, item, value)
         return None if state.open else self.tasks.spawn(self._close_items(state))
@@ -228,10 +239,9 @@ class Scheduler:
             self._record_end(state, item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
             return None
         make_call = partial(self._new_call, state.step, item, value, state.labels[item or 0])
-        if (attempt := self._scope.history.unknown.get(unit)) is not None:
-            return self.tasks.spawn(self._find_outcome(state, make_call(), attempt))
-        if (gates := self._gates_of(state.step)) is not None:
-            return self.tasks.spawn(self._ask_for_approval(gates, state, make_call()))
+        begun = self._scope.history.unknown.get(unit)
+        if begun is not None or self._gates_of(state.step) is not None:
+            return self.tasks.spawn(self._take(state, make_call(), begun))
         return self._request(state, item, make_call)  # the call is built when its turn comes, because thousands may be ready at once
 
     def _new_call(self, step: Step, item: int | None, value: JsonValue, label: str | None) -> Call:
@@ -334,6 +344,7 @@ class Scheduler:
 
     def _begin_group(self, group: Group) -> None:
         self._groups[group.step.id] = group
+        self._states |= group.calls
         run = self._runs[group.step.id]
         run.status, run.started_at, run.items = StepStatus.RUNNING, self._scope.recorder.now(), group.items
         self._advance(group)
@@ -463,67 +474,6 @@ class Scheduler:
         gates = self._scope.gates
         return gates if gates is not None and gates.is_gated(step) else None
 
-    def _request_with_approval(self, state: Items, call: Call) -> None:
-        """Make `call` once it is approved, if it needs an approval, and a slot is free."""
-        if call.approval is None and (gates := self._gates_of(state.step)) is not None:
-            self.tasks.spawn(self._ask_for_approval(gates, state, call))
-        else:
-            self._request(state, call.item, lambda: call)
-
-    async def _find_outcome(self, state: Items, call: Call, attempt: Attempt) -> None:
-        """Ask the tool's probe, then people, how an attempt of an earlier start ended, and continue from there."""
-        end = await self._ask_probe(call, attempt) if call.has_probe else None
-        if end is None:
-            return await self._resolve_outcome(state, call, attempt, AttemptEnd("unknown", attempt.number, error=BEGUN_EARLIER))
-        if end.not_done:
-            return self._request_with_approval(state, call)
-        return await self._call_ended(state, call, end)
-
-    async def _ask_probe(self, call: Call, attempt: Attempt) -> AttemptEnd | None:
-        self.open_gates.count_call(1)
-        slots = self._scope.of(call.step).slots
-        await slots.acquire(self._urgency[call.step.id])
-        try:
-            return None if self._scope.stop.is_set else await call.probe_attempt(attempt)
-        finally:
-            slots.release()
-            self.open_gates.count_call(-1)
-
-    async def _resolve_outcome(self, state: Items, call: Call, attempt: Attempt, end: AttemptEnd) -> None:
-        """Ask people how `attempt` ended and act on the answer. `end` is what is known so far. The call holds no slot while it waits."""
-        unknown_outcome = UnknownOutcome(call.step, call.step_run, attempt, end.error or "")
-        resolved = None if self._why_halted(call.step) else await self.open_gates.ask_for_resolution(unknown_outcome)
-        if resolved is not None and resolved.resolution == "again" and not (self._why_halted(call.step) or state.halted):
-            return self._request_with_approval(state, call)
-        state.settled = state.settled or resolved is not None
-        if resolved is not None and resolved.resolution == "done":
-            end = AttemptEnd("succeeded", attempt.number, result=resolved.result, reason=resolved.words)
-        elif resolved is not None:
-            is_abort = resolved.resolution == "abort"
-            error = f"{resolved.words}; {OUTCOME_UNKNOWN}" if is_abort else resolved.words
-            end = AttemptEnd("failed", attempt.number, error=error, can_retry=False)
-            if is_abort:
-                self._scope.stop.set("cancelled", resolved.words)
-        return await self._call_ended(state, call, end)
-
-    async def _ask_for_approval(self, gates: StepGates, state: Items, call: Call) -> None:
-        """Ask for the approval of `call`, then request a slot. The call holds no slot while it waits for a person."""
-        if self._why_halted(state.step) or state.halted:
-            return await self._leave_out(state, call)
-        try:
-            gated = await call.gated_call()
-        except Exception as error:  # a call that cannot be made needs no approval
-            is_last = self._record_end(state, call.item, AttemptEnd("failed", 0, error=error_text(error)))
-            return await self._close_items(state) if is_last else None
-        answer = await self.open_gates.ask_for_approval(gates, gated)
-        if is_unanswered(gated, answer):
-            return None
-        if answer is None or isinstance(answer, GateRefusal):
-            self._record_refusal(state, answer, withdrawn=gated.withdrawn.done())
-            return await self._leave_out(state, call)
-        call.approval = answer
-        return self._request(state, call.item, lambda: call)
-
     def _record_refusal(self, state: Items, refusal: GateRefusal | None, *, withdrawn: bool) -> None:
         if refusal is None or (withdrawn and not refusal.ends_run):  # nobody refused it, and the step records why it was not called
             return
@@ -538,42 +488,47 @@ class Scheduler:
                 self._halt_items(state)
                 self._halt_around(state.step, f"stopped because `{state.step.id}` was not approved")
 
-    async def _leave_out(self, state: Items, call: Call) -> None:
-        if self._record_end(state, call.item, None):
-            await self._close_items(state)
-
     def _request(self, state: Items, item: int | None, make_call: Callable[[], Call]) -> None:
-        self.open_gates.count_call(1)
-        self._scope.of(state.step).slots.request(self._urgency[state.step.id], lambda: self._slot_granted(state, item, make_call))
+        def on_turn(cause: str) -> None:
+            if not cause:
+                self.tasks.spawn(self._make(state, make_call))
+            elif self._record_end(state, item, None):
+                self.tasks.spawn(self._close_items(state))
 
-    def _slot_granted(self, state: Items, item: int | None, make_call: Callable[[], Call]) -> None:
-        if self._why_halted(state.step) or state.halted:
-            self._scope.of(state.step).slots.release()
-            self.open_gates.count_call(-1)
-            return self.tasks.spawn(self._close_items(state)) if self._record_end(state, item, None) else None
-        state.started = True
-        self._runs[state.step.id].status = StepStatus.RUNNING
-        return self.tasks.spawn(self._run_call(state, make_call))
+        slots, urgency = self._scope.of(state.step).slots, self._urgency[state.step.id]
+        self._course.request(slots, urgency, lambda: self._why_not_made(state), on_turn)
 
-    async def _run_call(self, state: Items, make_call: Callable[[], Call]) -> None:
+    async def _make(self, state: Items, make_call: Callable[[], Call]) -> None:
         call = make_call()
-        call.take_slot()
         try:
-            end = await self._run_step(call)
-            self.open_gates.count_call(-1)
-            if end.outcome == "unknown" and call.unknown_attempt is not None:
-                await self._resolve_outcome(state, call, call.unknown_attempt, end)
-            else:
-                await self._call_ended(state, call, end)
+            await self._call_over(state, call, await self._course.make(call))
         finally:
             call.end_reservation()
 
-    async def _call_ended(self, state: Items, call: Call, end: AttemptEnd) -> None:
-        if call.is_of_group:
-            self._scope.notify("call_ended", call.step_run, end.in_words, name=call.name)
-        if end.outcome != "succeeded" and self._stops_on_error(state.step):
-            self._halt_items(state)
-        if self._record_end(state, call.item, end):
+    async def _take(self, state: Items, call: Call, begun: Attempt | None) -> None:
+        await self._call_over(state, call, await self._course.take(call, begun=begun))
+
+    def _why_not_made(self, state: Items) -> str:
+        """Return why no further call of a step is made. Empty if calls may be made."""
+        return self._why_halted(state.step) or ("one of its items failed" if state.halted else "")
+
+    def _call_started(self, call: Call) -> None:
+        self._states[call.step.id].started = True
+        call.step_run.status = StepStatus.RUNNING
+
+    async def _call_over(self, state: Items, call: Call, ended: CourseEnd) -> None:
+        """Record how a call ended, or that it was not made, and close its step if that was the last one."""
+        if ended.is_left:
+            return
+        state.settled = state.settled or ended.source == "person"
+        if ended.end is None:
+            self._record_refusal(state, ended.refusal, withdrawn=ended.was_withdrawn)
+        else:
+            if call.is_of_group:
+                self._scope.notify("call_ended", call.step_run, ended.end.in_words, name=call.name)
+            if ended.end.outcome != "succeeded" and self._stops_on_error(state.step):
+                self._halt_items(state)
+        if self._record_end(state, call.item, ended.end):
             await self._close_items(state)
 
     async def _close_items(self, state: Items) -> None:

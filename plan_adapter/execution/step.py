@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.execution.call_arguments import CallArguments, CallTarget
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, ToolCoroutine, ask_probe, complete, prepare_call
+from plan_adapter.execution.limits import Slots
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.previewing import show_preview
 from plan_adapter.execution.printing import prints_of_call
@@ -67,7 +68,7 @@ class Call:
         self.upstream = self._target.upstream if upstream is None else upstream
         self._scope = scope
         self._value = value
-        self._urgency = urgency
+        self.urgency = urgency
         self._tool: Tool[..., Any] = self._target.tool
         self._arguments = CallArguments(scope, self._target, step_run, item=item, value=value, name=self.name)
         self._policy = self._target.retry
@@ -86,6 +87,11 @@ class Call:
     def run(self) -> PlanRun:
         """The run that the call belongs to."""
         return self._scope.run
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of the plan that the call belongs to."""
+        return self._scope.slots
 
     @property
     def name(self) -> str:
@@ -193,7 +199,7 @@ class Call:
         """
         self._without_prefect = without_prefect
         if not self._has_slot:
-            await self._scope.slots.acquire(self._urgency)
+            await self.slots.acquire(self.urgency)
         try:
             if self._scope.stop.is_set:
                 return self._stopped_end()
@@ -207,7 +213,7 @@ class Call:
                 self._scope.slots.reserve()  # until the scheduler knows how the call ended; Prefect is told first
         finally:
             self._has_slot = False
-            self._scope.slots.release()
+            self.slots.release()
         delay = self.retry_delay(end)
         if delay is not None:
             self.step_run.retry_count += 1

@@ -5,7 +5,7 @@ The readers are imported on use, so that a command that reads no document does n
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import JsonValue
 
@@ -14,6 +14,10 @@ from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.values import find_bad_values
+
+if TYPE_CHECKING:
+    from plan_adapter.documents.reading import TypedFile
+    from plan_adapter.documents.typed import M
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -73,6 +77,7 @@ __all__ = [
     "read_mapping",
     "read_mapping_text",
     "read_source",
+    "read_typed",
 ]
 
 
@@ -126,6 +131,16 @@ def read_located(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Pr
     from plan_adapter.documents.reading import read_values
 
     return read_values(Path(path))
+
+
+def read_typed(path: str | Path, model: "type[M]", *, context: object = None, max_bytes: int | None = None) -> "TypedFile[M]":
+    """Return the YAML or JSON file at `path`, read as `model`, with its problems. Raises InvalidPlanError if it is not a mapping.
+
+    The value lacks what has problems. `context` is for the validators of the model. `max_bytes` may be less than for other documents.
+    """
+    from plan_adapter.documents import reading
+
+    return reading.read_typed(Path(path), model, context=context, max_bytes=max_bytes)
 
 
 TEST_SUFFIXES = (".test.yaml", ".test.yml")

@@ -1,28 +1,26 @@
-"""Reads a plan and its located problems from a text or file."""
+"""Reads a plan, or another document with a model, and its located problems from a text or file."""
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Generic, TypeAlias
 
 from pydantic import JsonValue
 
 from plan_adapter.documents.json_text import read_json
 from plan_adapter.documents.nodes import Node, UnreadableError, shorten_path
-from plan_adapter.documents.typed import Fields, Typed, locate, read
+from plan_adapter.documents.typed import Fields, M, Typed, locate, read
 from plan_adapter.documents.yaml_text import read_yaml
+from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.options import DocumentModel
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
 
 MAX_BYTES = 16 * 1024 * 1024
 """The size limit of a document. 10,000 steps with long texts take about 3 MB."""
-
-_TOO_LARGE = Problem("too-large", message=f"the document is larger than {MAX_BYTES // 2**20} MB", hint="split the plan")
-
-_START_HINT = "write `description` and `steps`; `plan init` writes an example"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -60,19 +58,55 @@ def _attach_origin(typed: Typed[ExecutionPlan], problems: list[Problem], marks: 
     plan._file = file  # pyright: ignore[reportPrivateUsage]
 
 
-def _read_tree(text: str, file: str | None, *, aliases: bool = False) -> tuple[Node, list[Problem]]:
+@dataclass(frozen=True, slots=True)
+class TypedFile(Generic[M]):
+    """A file that was read as a model."""
+
+    value: M  # without what has problems
+    text: str
+    problems: list[Problem]
+    _root: Node
+    _file: str
+
+    def locate(self, problem: Problem) -> Problem:
+        """Return `problem` with its file, line and column."""
+        return replace(locate(self._root, problem), file=self._file)
+
+    def all_problems(self, found: Iterable[Problem]) -> list[Problem]:
+        """Return the problems of the file and those that are `found` in its value at other places, in the order of the text."""
+        known = {problem.at for problem in self.problems}
+        others = [self.locate(problem) for problem in dict.fromkeys(found) if problem.at not in known]
+        return _in_text_order([*self.problems, *others], self._file)
+
+
+def read_typed(path: Path, model: type[M], *, context: object = None, max_bytes: int | None = None) -> TypedFile[M]:
+    """Return the file at `path`, read as `model`. Raises InvalidPlanError if it is not a mapping."""
+    try:
+        text = _read_content(path, max_bytes or MAX_BYTES)
+        root, problems = _read_tree(text.removeprefix("\ufeff"), str(path), model=model)
+    except UnreadableError as error:
+        raise InvalidPlanError([replace(error.problem, file=str(path))]) from None
+    if not isinstance(root.value, dict):
+        raise InvalidPlanError([_not_a_mapping(root, "the file must contain a mapping of names to values", str(path))])
+    typed = read(root, model, refused={problem.at for problem in problems}, context=context)
+    return TypedFile(typed.value, text, [*problems, *typed.problems], root, str(path))
+
+
+def _read_tree(
+    text: str, file: str | None, *, aliases: bool = False, model: type[DocumentModel] = ExecutionPlan
+) -> tuple[Node, list[Problem]]:
     if len(text) > MAX_BYTES:
-        raise UnreadableError(_TOO_LARGE)
+        raise _too_large(MAX_BYTES)
     if surrogate := _SURROGATE.search(text):
         before = text[: surrogate.start()]
         mark = before.count("\n") + 1, len(before) - before.rfind("\n")
         message = "the text contains an unpaired surrogate, which UTF-8 cannot express"
         raise UnreadableError(Problem("bad-text", line=mark[0], column=mark[1], message=message, hint="remove the character"))
     if not text.strip():
-        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document is empty", hint=_START_HINT))
+        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document is empty", hint=model.start_hint))
     root, problems = _choose_reader(text, file, partial(read_yaml, aliases=aliases))(text)
     if root is None:
-        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document contains only comments", hint=_START_HINT))
+        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document contains only comments", hint=model.start_hint))
     return root, problems
 
 
@@ -154,11 +188,11 @@ def _not_a_mapping(root: Node, wanted: str, file: str | None) -> Problem:
     return Problem("wrong-type", line=root.line, column=root.column, message=f"{wanted}, not {given}", file=file)
 
 
-def _read_content(path: Path) -> str:
+def _read_content(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """Return the text of a file. Raises UnreadableError if it cannot be read."""
     try:
         with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
+            content = stream.read(max_bytes + 1)
     except IsADirectoryError:
         raise UnreadableError(Problem("unreadable", message="this is a directory", hint="give the path of a YAML or JSON file")) from None
     except FileNotFoundError:
@@ -167,12 +201,18 @@ def _read_content(path: Path) -> str:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         message = f"the file cannot be read: {reason}"
         raise UnreadableError(Problem("unreadable", message=message, hint="check the path and its permissions")) from None
-    if len(content) > MAX_BYTES:
-        raise UnreadableError(_TOO_LARGE)
+    if len(content) > max_bytes:
+        raise _too_large(max_bytes)
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise UnreadableError(_encoding_problem(content, error.start)) from None
+
+
+def _too_large(limit: int) -> UnreadableError:
+    size = f"{limit // 2**20} MB" if limit >= 2**20 else f"{limit // 2**10} KB"
+    hint = "split the plan" if limit == MAX_BYTES else "write less"
+    return UnreadableError(Problem("too-large", message=f"the document is larger than {size}", hint=hint))
 
 
 def _encoding_problem(content: bytes, start: int) -> Problem:

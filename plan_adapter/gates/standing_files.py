@@ -2,31 +2,72 @@
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
+from typing import Annotated, ClassVar, TypeAlias, cast
 
-from pydantic import JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
-from plan_adapter.documents.nodes import Node, UnreadableError
+from plan_adapter.documents import read_typed
 from plan_adapter.gates.coverage import find_standing_problems
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import MAX_SIGNATURE_CHARACTERS, allowed_signers, sign, verify_signature
 from plan_adapter.model.approvals import StandingApproval
 from plan_adapter.model.canonical import canonical_json
 from plan_adapter.model.errors import InvalidPlanError, NotApprovedError
-from plan_adapter.model.problems import Problem, did_you_mean
-from plan_adapter.model.readable import one_line
-from plan_adapter.model.values import find_bad_values, join
+from plan_adapter.model.options import DocumentModel
+from plan_adapter.model.problems import Problem, value_error
+from plan_adapter.model.values import find_bad_values
 
 MAX_BYTES = 256 * 1024
 SUFFIX = ".approval.yaml"
 
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 _TIME_HINT = "write it with its time zone: 2026-12-31T23:59:59Z"
+
+
+def _read_digest(value: str) -> str:
+    if value and not re.fullmatch("[0-9a-f]{64}", value):
+        raise value_error("bad-value", "this is not the digest of a runbook", "`plan standing add PLAN --file --sign` writes it")
+    return value
+
+
+def _read_time(value: object) -> datetime | None:
+    if value in (None, ""):
+        return None
+    try:
+        read = datetime.fromisoformat(cast("str", value))
+    except (ValueError, TypeError):
+        raise value_error("bad-value", "this is not a time", _TIME_HINT) from None
+    if read.utcoffset() is None:
+        raise value_error("bad-value", "the time has no time zone", _TIME_HINT)
+    try:
+        return read.astimezone(UTC)
+    except OverflowError:
+        raise value_error("bad-value", "the time is out of range", _TIME_HINT) from None
+
+
+_Time: TypeAlias = Annotated[datetime | None, BeforeValidator(_read_time)]
+
+
+class _StandingFile(DocumentModel):
+    """What the file may contain. Null is as good as an absent field."""
+
+    noun: ClassVar[str] = "a standing approval"
+    start_hint: ClassVar[str] = "`plan standing add PLAN --file --sign` writes it"
+
+    runbook_digest: Annotated[str, AfterValidator(_read_digest)] | None = None
+    name: str | None = None
+    by: str | None = None
+    at: _Time = None
+    inputs: dict[str, JsonValue] = Field(default_factory=dict)
+    schedules: list[str] = Field(default_factory=list)
+    steps: list[str] = Field(default_factory=list)
+    until: _Time = None
+    max_runs: int | None = None
+    note: str | None = None
 
 
 def standing_path(plan_path: Path) -> Path:
@@ -73,165 +114,36 @@ def read_standing_file(path: str | Path) -> tuple[StandingApproval, str]:
     Nothing is proved yet, so `known_by` is `unverified`. The id is the SHA-256 of the text, so a changed file is another approval. Raises
     InvalidPlanError, which lists every problem with its line and column.
     """
-    file = str(path)
-    text = _read_text(Path(path), file)
-    root, problems = _parse(text, file)
-    values = root.plain()
-    if not isinstance(values, dict):
-        raise InvalidPlanError([Problem("wrong-type", line=root.line, column=root.column, message="the file is not a mapping", file=file)])
-    fields = _Fields(values)
+    file = read_typed(path, _StandingFile, max_bytes=MAX_BYTES)
+    written = file.value
     standing = StandingApproval(
-        id=sha256(text.encode()).hexdigest(),
-        runbook_digest=fields.text("runbook_digest", required=True, pattern="[0-9a-f]{64}"),
-        name=fields.text("name"),
-        by=fields.text("by", required=True),
+        id=sha256(file.text.encode()).hexdigest(),
+        runbook_digest=written.runbook_digest or "",
+        name=written.name or "",
+        by=written.by or "",
         known_by="unverified",
-        at=fields.time("at", required=True) or _EARLIEST,
-        inputs=fields.mapping("inputs"),
-        schedules=fields.texts("schedules"),
-        steps=fields.texts("steps"),
-        until=fields.time("until"),
-        max_runs=fields.integer("max_runs"),
-        note=fields.text("note"),
-        source=file,
+        at=written.at or _EARLIEST,
+        inputs=written.inputs,
+        schedules=tuple(dict.fromkeys(written.schedules)),
+        steps=tuple(dict.fromkeys(written.steps)),
+        until=written.until,
+        max_runs=written.max_runs,
+        note=written.note or "",
+        source=str(path),
     )
-    fields.report_unknown_fields()
-    known = {_top_field(problem.at) for problem in (*problems, *fields.problems)}
+    missing = [_missing(name) for name in ("runbook_digest", "by", "at") if not getattr(written, name)]
+    known = {_top_field(problem.at) for problem in (*file.problems, *missing)}
     if "max_runs" in known:  # unknown whether the approval has an end
         known.add("until")
-    problems += fields.problems + [problem for problem in find_standing_problems(standing) if _top_field(problem.at) not in known]
-    if problems:
-        raise InvalidPlanError(_locate(problems, root, file))
-    return standing, text
+    found = [problem for problem in find_standing_problems(standing) if _top_field(problem.at) not in known]
+    if problems := file.all_problems([*missing, *found]):
+        raise InvalidPlanError(problems)
+    return standing, file.text
 
 
-class _Fields:
-    """Reads the fields of the file one by one. A bad field is reported and gets its default."""
-
-    def __init__(self, values: Mapping[str, JsonValue]) -> None:
-        self.problems: list[Problem] = []
-        self._values = values
-        self._known: list[str] = []
-
-    def text(self, name: str, *, required: bool = False, pattern: str = r"[\s\S]*") -> str:
-        value = self._get(name, required=required)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            self._report_type(name, "text")
-        elif not re.fullmatch(pattern, value):
-            self._report("bad-value", name, "this is not the digest of a runbook", "`plan standing add PLAN --file --sign` writes it")
-        else:
-            return value
-        return ""
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        value = self._get(name)
-        if value is None:
-            return ()
-        if not isinstance(value, list):
-            self._report_type(name, "a list of strings")
-            return ()
-        for index, member in enumerate(value):
-            if not isinstance(member, str):
-                self._report_type(join(name, index), "text")
-        return tuple(dict.fromkeys(member for member in value if isinstance(member, str)))
-
-    def time(self, name: str, *, required: bool = False) -> datetime | None:
-        value = self._get(name, required=required)
-        if value is None:
-            return None
-        try:
-            read = datetime.fromisoformat(cast("str", value))
-        except (ValueError, TypeError):
-            self._report("bad-value", name, "this is not a time", _TIME_HINT)
-            return None
-        if read.utcoffset() is None:
-            self._report("bad-value", name, "the time has no time zone", _TIME_HINT)
-            return None
-        try:
-            return read.astimezone(UTC)
-        except OverflowError:
-            self._report("bad-value", name, "the time is out of range", _TIME_HINT)
-            return None
-
-    def integer(self, name: str) -> int | None:
-        value = self._get(name)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-            return value
-        self._report_type(name, "an integer")
-        return None
-
-    def mapping(self, name: str) -> dict[str, JsonValue]:
-        value = self._get(name)
-        if value is None:
-            return {}
-        if isinstance(value, dict):
-            return value
-        self._report_type(name, "a mapping of inputs to patterns or values")
-        return {}
-
-    def report_unknown_fields(self) -> None:
-        """Report the fields that were not read."""
-        for name in self._values:
-            if name not in self._known:
-                hint = did_you_mean(name[:60], frozenset(self._known))
-                self._report("unknown-field", name, f"a standing approval has no field `{one_line(name)[:60]}`", hint)
-
-    def _get(self, name: str, *, required: bool = False) -> JsonValue:
-        self._known.append(name)
-        if required and self._values.get(name) in (None, ""):
-            self._report("missing-field", name, f"`{name}` is missing", "`plan standing add PLAN --file --sign` writes the whole file")
-        return self._values.get(name)
-
-    def _report_type(self, at: str, wanted: str) -> None:
-        self._report("wrong-type", at, f"it takes {wanted}", "")
-
-    def _report(self, code: str, at: str, message: str, hint: str) -> None:
-        if _top_field(at) not in {problem.at for problem in self.problems}:
-            self.problems.append(Problem(code, at=at, message=message, hint=hint))
-
-
-def _read_text(path: Path, file: str) -> str:
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise _unreadable("unreadable", "the file does not exist", "check the path", file) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _unreadable("unreadable", f"the file cannot be read: {reason}", "check the path and its permissions", file) from None
-    if len(content) > MAX_BYTES:
-        raise _unreadable("too-large", f"the file is larger than {MAX_BYTES // 1024} KB", "a standing approval is never that large", file)
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise _unreadable("not-utf8", "the file is not UTF-8 text", "save it as UTF-8", file) from None
-
-
-def _parse(text: str, file: str) -> tuple[Node, list[Problem]]:
-    from plan_adapter.documents.yaml_text import read_yaml  # imports yaml
-
-    try:
-        root, problems = read_yaml(text.removeprefix("\ufeff"))
-    except UnreadableError as error:
-        raise InvalidPlanError([replace(error.problem, file=file)]) from None
-    if root is None:
-        raise _unreadable("syntax", "the file is empty", "`plan standing add PLAN --file --sign` writes it", file)
-    return root, problems
-
-
-def _unreadable(code: str, message: str, hint: str, file: str) -> InvalidPlanError:
-    return InvalidPlanError([Problem(code, message=message, hint=hint, file=file)])
-
-
-def _locate(problems: list[Problem], root: Node, file: str) -> list[Problem]:
-    located: list[Problem] = []
-    for problem in problems:
-        node = root.find(problem.at)
-        line, column = (problem.line, problem.column) if problem.line is not None else (node.line, node.column)
-        located.append(replace(problem, line=line, column=column, file=file))
-    return sorted(located, key=lambda problem: (problem.line or 0, problem.column or 0))
+def _missing(name: str) -> Problem:
+    hint = "`plan standing add PLAN --file --sign` writes the whole file"
+    return Problem("missing-field", at=name, message=f"`{name}` is missing", hint=hint)
 
 
 def _top_field(at: str) -> str:

@@ -47,6 +47,9 @@ class DocumentModel(BaseModel):
     noun: ClassVar[str] = ""
     """What messages call the part, such as `a step`. Without one, they give its path."""
 
+    start_hint: ClassVar[str] = "write `description` and `steps`; `plan init` writes an example"
+    """How to write the document, for one that is empty."""
+
     names_fields: ClassVar[bool] = True
     """Whether messages about wrong types name the field and show the value. Otherwise they say `this` and the type of the value."""
 

@@ -7,6 +7,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from pydantic_core import PydanticCustomError
+
 Severity: TypeAlias = Literal["error", "warning"]
 
 
@@ -35,6 +37,11 @@ class Problem:
         path = f" at {self.at}" if self.at else ""
         hint = f"; {self.hint}" if self.hint else ""
         return f"{place}: {self.severity}[{self.code}]{path}: {self.message}{hint}"
+
+
+def value_error(code: str, message: str, hint: str = "") -> PydanticCustomError:
+    """Return the error with which a validator of a document's model reports a problem of the value."""
+    return PydanticCustomError("problem", "{message}", {"code": code, "message": message, "hint": hint})
 
 
 _OTHER_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(

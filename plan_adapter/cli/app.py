@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
@@ -168,6 +169,9 @@ def _dispatch(arguments: list[str]) -> int:
     if "-" in arguments:
         from plan_adapter.cli.sources import STDIN  # not for `plan --help`
 
+        # `-o -` is stdout, the default.
+        outputs = {index for index, pair in enumerate(pairwise(arguments)) if pair in (("-o", "-"), ("--output", "-"), ("--out", "-"))}
+        arguments = [argument for index, argument in enumerate(arguments) if not {index, index - 1} & outputs]
         arguments = [STDIN if argument == "-" else argument for argument in arguments]
     result: Any = build_app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     return result if isinstance(result, int) else ExitCode.DONE

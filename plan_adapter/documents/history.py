@@ -80,7 +80,9 @@ def _notes(plan: ExecutionPlan, record: Mapping[str, Any], without_results: list
         steps = f"{counted(len(without_results), 'step')} ({names})"
         yield f"the results of {steps} are left out, because they may contain secrets; `--results` keeps them"
     options = plan.options
-    if options.auto_approve or not options.require_approval:
+    if options.says_both_of_approval:
+        yield "`require_approval: true` and `auto_approve: true` contradict each other; both are kept: remove one before the plan can run"
+    elif options.auto_approve or not options.require_approval:
         option = "auto_approve: true" if options.auto_approve else "require_approval: false"
         yield f"with `{option}` the plan runs without an approval, unless your settings demand one; remove it if you do not want that"
     yield from written_secrets(plan)

@@ -4,7 +4,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from plan_adapter.importers.conversion import Document, Report, check_steps, input_name, is_placeholder, mapping, members, prose
+from plan_adapter.importers.conversion import (
+    Document,
+    NotConvertibleError,
+    Report,
+    check_steps,
+    input_name,
+    is_placeholder,
+    mapping,
+    members,
+    prose,
+)
 from plan_adapter.importers.github_jobs import Jobs
 from plan_adapter.importers.github_scope import Scope, WorkflowContext
 from plan_adapter.model.graph import topological_order
@@ -147,7 +157,12 @@ def _needed_jobs(job: Mapping[str, Any]) -> Iterator[str]:
 def _convert_outputs(events: Mapping[str, Any], workflow: WorkflowContext) -> Document:
     outputs = mapping(mapping(events.get("workflow_call")).get("outputs"))
     scope = Scope(workflow, "", "outputs")
-    found = {name: scope.text(mapping(output).get("value", "")) for name, output in outputs.items()}
+    found: Document = {}
+    for name, output in outputs.items():
+        try:
+            found[name] = scope.text(mapping(output).get("value", ""))
+        except NotConvertibleError as error:
+            workflow.report.add("left out", f"an output of the workflow: {error}", name)
     for name in [name for name, text in found.items() if "secrets." in text]:
         del found[name]
         workflow.report.add("left out", "an output of the workflow that contains a secret", name)

@@ -1,7 +1,8 @@
 """Translates expressions of GitHub Actions to CEL."""
 
+import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -17,6 +18,7 @@ _TOKEN = re.compile(
 )
 _COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 _STATES = {"success": True, "always": True, "failure": False, "cancelled": False}
+_ORDERS: Mapping[str, Callable[[str, str], bool]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _WORD = re.compile(r"\S+")
 
 
@@ -32,6 +34,7 @@ class Value:
     condition: str = ""  # of a value with two options: when it is the first
     is_written: bool = False  # made only of texts that the workflow itself contains, such as the values of a matrix
     members: "tuple[Value, ...] | None" = None  # of a list
+    missing: str = ""  # why there is no such value in the plan: what uses it becomes a placeholder
 
     @classmethod
     def of(cls, value: str | float | bool | None) -> "Value":
@@ -107,6 +110,8 @@ def concatenate(values: Sequence[Value]) -> Value:
     """Return the text that `values` make together."""
     if len(values) == 1:
         return values[0]
+    if missing := next((value.missing for value in values if value.missing), ""):
+        return Value("", "string", missing=missing)
     texts = [value.text for value in values]
     if all(text is not None for text in texts):
         return Value.of("".join(text or "" for text in texts))
@@ -115,8 +120,21 @@ def concatenate(values: Sequence[Value]) -> Value:
 
 
 def parameter_text(value: Value) -> str:
-    """Return a value as the text of a parameter."""
+    """Return a value as the text of a parameter. Raises NotConvertibleError if the plan has no such value."""
+    if value.missing:
+        raise NotConvertibleError(value.missing)
     return value.text if value.text is not None else as_expression(value.code)
+
+
+def as_text(value: Value) -> Value:
+    """Return a value as the text that a variable or an output has."""
+    if value.missing or value.kind in ("string", "list"):
+        return value
+    if value.text is not None:
+        return Value.of(value.text)
+    if value.kind == "bool":
+        return Value(f"({value.code} ? 'true' : 'false')", "string", options=("true", "false"), condition=value.code)
+    return Value(_as_text(value), "string", is_written=not value.may_be_code)
 
 
 def _as_text(value: Value) -> str:
@@ -175,10 +193,15 @@ def _compare(left: Value, sign: str, right: Value) -> Value:
         _convert_constant(_resolve_choice(left), _resolve_choice(right)),
         _convert_constant(_resolve_choice(right), _resolve_choice(left)),
     )
+    if {left.kind, right.kind} == {"bool", "string"} and (left.constant is not None or right.constant is not None):
+        return _compare_as_numbers(left, sign, right)
     if left.kind != right.kind and "dyn" not in (left.kind, right.kind):
         raise NotConvertibleError(f"`{left.code} {sign} {right.code}` compares different types")
     if sign not in ("==", "!="):
-        return Value(f"{left.code} {sign} {right.code}", "bool")
+        if left.kind == right.kind == "string" and left.text is not None and right.text is not None:
+            return Value.of(_ORDERS[sign](_folded(left.text), _folded(right.text)))
+        left_code, right_code = _same_case(left, right) if left.kind == "string" else (left.code, right.code)
+        return Value(f"{left_code} {sign} {right_code}", "bool")
     if left.constant is not None and right.constant is not None:
         return Value.of((_folded(left.text) == _folded(right.text)) == (sign == "=="))
     if right.options and left.text is not None:
@@ -187,6 +210,14 @@ def _compare(left: Value, sign: str, right: Value) -> Value:
         return _compare_option(left, sign, right.text)
     left_code, right_code = _same_case(left, right)
     return Value(f"{left_code} {sign} {right_code}", "bool")
+
+
+def _compare_as_numbers(left: Value, sign: str, right: Value) -> Value:
+    """Return the comparison of a truth value with a text that is no number, of which GitHub says that they differ."""
+    value, text = (left, right) if left.kind == "bool" else (right, left)
+    if text.text is not None and sign in ("==", "!="):
+        return Value.of(sign == "!=")
+    raise NotConvertibleError(f"`{value.code} {sign} {text.code}` compares a truth value with a text, as numbers")
 
 
 def _compare_option(value: Value, sign: str, text: str) -> Value:
@@ -256,8 +287,8 @@ def _convert_constant(value: Value, other: Value) -> Value:
     if value.constant is None or value.kind == other.kind:
         return value
     text = value.text or ""
-    if other.kind == "bool" and text in ("true", "false"):
-        return Value.of(text == "true")
+    if other.kind == "bool" and text in ("0", "1", ""):
+        return Value.of(text == "1")
     if other.kind == "number" and re.fullmatch(r"-?\d+(\.\d+)?", text):
         return Value.of(float(text))
     if other.kind == "string" and value.constant == (None,):
@@ -358,17 +389,28 @@ class _Parser:
             return self._parse_call(name.lower())
         path = [name]
         while sign := self._take(".", "["):
-            token = self._peek()
-            part = None if token is None else token["name"] if sign == "." else token["text"] or token["number"]
-            if token is not None and token["sign"] == "*":
-                part = "*"
-            if token is None or part is None:
-                raise self._error()
-            self._position = token.end()
+            part = self._parse_index() if sign == "[" and self._take("*") is None else self._parse_member(sign)
             if sign == "[" and not self._take("]"):
                 raise self._error()
             path.append(part)
         return self.resolve(tuple(path))
+
+    def _parse_member(self, sign: str) -> str:
+        """Return the name behind a dot, or `*`, which an index has consumed already."""
+        if sign == "[" or self._take("*"):
+            return "*"
+        token = self._peek()
+        if token is None or token["name"] is None:
+            raise self._error()
+        self._position = token.end()
+        return token["name"]
+
+    def _parse_index(self) -> str:
+        """Return the name or number in brackets, which may be an expression with a known value."""
+        index = _resolve_choice(self._parse_or()).text
+        if index is None:
+            raise self._error()
+        return index
 
     def _parse_call(self, name: str) -> Value:
         arguments = list[Value]()
@@ -389,6 +431,9 @@ class _Parser:
                 return Value(f"{whole}.{method}({end})", "bool")
             case "format", [template, *values] if template.text is not None:
                 return _format(template.text, values)
+            case "join", [where, *separator] if where.members is not None and all(value.text is not None for value in separator):
+                between = separator[0] if separator else Value.of(",")
+                return concatenate([part for member in where.members for part in (between, member)][1:] or [Value.of("")])
             case "fromjson", [text] if text.text is not None:
                 return self._from_json(text.text)
             case "tojson", [value] if value.kind in ("bool", "number"):

@@ -72,6 +72,8 @@ class Jobs:
     steps: list[Document] = field(default_factory=list[Document])
     _last_steps: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # by job
     _left_out: set[str] = field(default_factory=set[str])  # the jobs that never run here
+    _never_succeeds: set[str] = field(default_factory=set[str])  # these, and the jobs behind them in the chain of needs
+    _success: dict[str, str] = field(default_factory=dict[str, str])  # by job: when it and every job before it in the chain succeeded
     _awaiting_approval: set[str] = field(default_factory=set[str])  # jobs whose approval their dependents must request
 
     def add(self, name: str, job: Mapping[str, Any], outer: Scope) -> None:
@@ -85,25 +87,28 @@ class Jobs:
             report.add("left out", f"`{key}`, which plans do not have", name)
         needs = [need for need in _as_texts(job.get("needs")) if need in self._last_steps]
         inherits = _STATUS_FUNCTION.search(str(job.get("if"))) is None
-        missing = [need for need in needs if need in self._left_out]
+        missing = [need for need in needs if need in self._never_succeeds]
         if inherits and missing:
             self._left_out.add(name)
-            report.add("left out", f"the whole of it, because it needs `{missing[0]}`, which is left out", name)
+            why = "which is left out" if missing[0] in self._left_out else "which needs a job that is left out"
+            report.add("left out", f"the whole of it, because it needs `{missing[0]}`, {why}", name)
         waits_for = list(dict.fromkeys(last for need in needs for last in self._last_steps[need]))
-        inherited = conjunction(*(self.workflow.conditions[need] or "" for need in needs))
+        inherited = conjunction(*(self._success[need] for need in needs))
         own = outer.within(name, None)
         own.job, own.needs, own.declared_outputs = name, tuple(needs), mapping(job.get("outputs"))
         is_gated = not self._awaiting_approval.isdisjoint(needs)
         found = _Job(
             self, name, job, waits_for, inherited if inherits else "", own, success="false" if missing else inherited, is_gated=is_gated
         )
-        self._last_steps[name], self.workflow.conditions[name] = waits_for, None
-        if name in self._left_out:
-            return
-        if not found.may_run():
+        self._last_steps[name], self.workflow.conditions[name], self._success[name] = waits_for, None, inherited
+        if name in self._left_out or not found.may_run():
             self._left_out.add(name)
+            self._never_succeeds.add(name)
             return
+        if missing:
+            self._never_succeeds.add(name)
         self.workflow.conditions[name] = found.condition
+        self._success[name] = found.condition if inherits else conjunction(inherited, found.condition)
         self._last_steps[name] = found.convert() or waits_for
         if found.is_gate_due:
             self._awaiting_approval.add(name)
@@ -126,7 +131,7 @@ class _Job:
     success: str  # the conditions of the jobs that it needs
     is_gated: bool  # the job waits for an approval
     is_gate_due: bool = False  # no step that always runs has requested it yet
-    runs_on_windows: bool = False
+    runner_os: str = "Linux"
 
     def convert(self) -> list[str]:
         """Append the steps, and return the last ones."""
@@ -145,7 +150,7 @@ class _Job:
         except NotConvertibleError as error:
             return self._refuse(error, scope)
         if combinations is None:
-            self.runs_on_windows = self._is_windows({}, scope)
+            self.runner_os = self._runner_os({}, scope)
             return self._append_steps(steps, scope, "")
         return self._expand_matrix(steps, combinations, scope)
 
@@ -188,7 +193,9 @@ class _Job:
             return found.value.code
         if found.value.constant == (True,):
             return ""
-        report.add("left out", f"the whole of it, because `if: {shown}` is true only after a failure, or never here", scope.at)
+        known: Mapping[str, Any] = {} if scope.is_item or scope.combination is None else scope.combination
+        where = f" with {', '.join(f'{key}: {prose(value)}' for key, value in known.items())}" if known else ""
+        report.add("left out", f"the whole of it{where}, because `if: {shown}` is true only after a failure, or never here", scope.at)
         return None
 
     # The matrix.
@@ -206,6 +213,8 @@ class _Job:
             report.add("left out", f"`strategy.{key}`", self.name)
         if matrix is None:
             return None
+        if Scope.names_results(literal(matrix)):
+            raise NotConvertibleError("a result of another job of this workflow makes its matrix; write a group with `for_each` over it")
         if not mapping(matrix) or not all(isinstance(values, list) for values in mapping(matrix).values()):
             report.add("changed", "the matrix is known only while a workflow runs; the job runs once, and its values are inputs", self.name)
             return None
@@ -219,7 +228,7 @@ class _Job:
             items = [{key: combination.get(key, "") for key in keys} for combination in combinations]
             if not any("${{" in literal(item) for item in items):
                 scope.combination, scope.is_item = (items[0] if items else {}), True
-                self.runs_on_windows = self._is_windows(combinations[0] if combinations else {}, scope)
+                self.runner_os = self._runner_os(combinations[0] if combinations else {}, scope)
                 last, count = self._append_steps(steps, scope, ""), len(self.jobs.steps)
                 for step in self.jobs.steps[before:]:
                     step |= {"for_each": as_expression(literal(items)), "label": _label(items)}
@@ -234,7 +243,7 @@ class _Job:
         for combination in combinations:
             own = scope.within(self.name, None)
             own.combination = combination
-            self.runs_on_windows = self._is_windows(combination, scope)
+            self.runner_os = self._runner_os(combination, scope)
             last += self._append_steps(
                 steps, own, "_".join(str(value) for value in combination.values() if not isinstance(value, dict | list))
             )
@@ -243,28 +252,34 @@ class _Job:
     def _differs(self, step: Document, combinations: list[Document], scope: Scope) -> bool:
         """Return whether the combinations differ in more than the values of one step, so that each needs steps of its own."""
         shell = step.get("shell") or self._run_default("shell")
-        windows = {self._is_windows(combination, scope) for combination in combinations}
+        systems = {self._runner_os(combination, scope) for combination in combinations}
+        text = f"{step} {self.job.get('env')}".lower()
         return (
-            bool(self.job.get("outputs"))
+            (len(systems) > 1 and ("runner.os" in text or "runner_os" in text))
+            or bool(self.job.get("outputs"))
             or "matrix" in f"{step.get('if')} {self.job.get('if')} {shell}"
-            or ("run" in step and not shell and len(windows) > 1)
+            or ("run" in step and not shell and "Windows" in systems and len(systems) > 1)
         )
 
-    def _is_windows(self, combination: Document, scope: Scope) -> bool:
+    def _runner_os(self, combination: Document, scope: Scope) -> str:
+        """Return the operating system that the labels of `runs-on` name."""
         own = scope.within(self.name, None)
         own.combination, own.is_item = combination or None, False
         labels = self.job.get("runs-on", "")
         labels = mapping(labels).get("labels", labels)
         names = [labels] if isinstance(labels, str) else members(labels)
-        return any("windows" in (own.value_of(name).text or "").casefold() for name in names)
+        text = " ".join(own.value_of(name).text or "" for name in names).casefold()
+        return "Windows" if "windows" in text else "macOS" if "macos" in text else "Linux"
 
     # The steps.
 
     def _append_steps(self, steps: Sequence[Document], scope: Scope, suffix: str) -> list[str]:
         """Append `steps`, each after the one before it, and return the last."""
         workflow = self.outer.workflow
+        scope.runner_os = self.runner_os
         before, scope = self.waits_for, scope.within(self.name, self.job.get("env"))
         scope.writers = []
+        has_changed_files = False
         workflow.outputs[self.name] = scope
         self.is_gate_due = self.is_gated
         for index, step in enumerate(steps):
@@ -275,7 +290,10 @@ class _Job:
                 workflow.report.add("left out", f"`{name}`, which steps do not have", at)
             own = scope.within(at, step.get("env"))
             action, settings = str(step.get("uses", "")), mapping(step.get("with"))
-            reason = None if "run" in step else workflow.files.reason_to_keep(action, settings, own.text)
+            try:
+                reason = None if "run" in step else workflow.files.reason_to_keep(action, settings, own.text)
+            except NotConvertibleError as error:
+                reason = str(error)
             hint = None if "run" in step or reason else reason_to_leave_out(action)
             condition = self._convert_condition(step["if"], own) if "if" in step and not hint else ""
             if hint or condition is None:
@@ -283,16 +301,19 @@ class _Job:
                 given = f" with {', '.join(settings)}" if settings else ""
                 if hint:
                     workflow.report.add("left out", f"`{action}`{given}: {hint}", at)
+                if hint and has_changed_files and action.casefold().startswith("actions/checkout"):
+                    text = "a second checkout, which also removes what the steps before it made; write `git clean -ffdx` if it matters"
+                    workflow.report.add("left out", text, at)
                 continue
             fields = self._convert_script(step, own) if "run" in step else self._placeholder("uses", step, own, reason or "")
             own_id = "_".join(filter(None, ["" if self.jobs.is_only_job else self.name, wanted, suffix]))
             is_last = index == len(steps) - 1 and self.name not in self.jobs.needed
             added = self._append_step(self._add_limits(step, fields, own, is_last=is_last), own_id, before, own, condition)
-            before = [added]
-            script = str(step.get("run", ""))
+            before, has_changed_files = [added], True
+            script = _written(step)
             produced = workflow.produced[key] = ProducedStep(
                 self.jobs.steps[-1],
-                frozenset(re.findall(r"(\w+)<<", script)),
+                frozenset(name.lower() for name in re.findall(r"(\w+)<<", script)),
                 sets_output="::set-output" in script,
                 ignores_failure=step.get("continue-on-error") is True and not is_last and not is_placeholder(fields),
             )
@@ -331,7 +352,7 @@ class _Job:
         )
 
     def _convert_script(self, step: Document, scope: Scope) -> Document:
-        report, script = self.outer.workflow.report, str(step["run"])
+        report, script = self.outer.workflow.report, _written(step)
         folder = step.get("working-directory") or self._run_default("working-directory")
         values = dict(scope.env)
         try:
@@ -344,6 +365,9 @@ class _Job:
             if text != script:
                 report.add("changed", "values in the script are variables now, set in `env`", scope.at)
             scope.add_runner_variables(script, values)
+            for value in values.values():
+                parameter_text(value)
+            directory = scope.text(folder) if folder else ""
             refuse_code(text if shell.expands_variables else "", values)
         except NotConvertibleError as error:
             report.add("left out", f"the script: {error}; a placeholder step replaces it", scope.at)
@@ -351,7 +375,7 @@ class _Job:
         text = shell.settings + shell.template.format(text) if shell.template != "{}" else shell.settings + text
         parameters: Document = {"argv": [*shell.argv, text]} if shell.argv else {"command": text}
         if folder:
-            parameters["cwd"] = scope.text(folder)
+            parameters["cwd"] = directory
         if values:
             parameters["env"] = {name: parameter_text(value) for name, value in values.items()}
         return {
@@ -363,7 +387,7 @@ class _Job:
     def _shell(self, step: Document, scope: Scope) -> Shell:
         """Return the shell of a script, and report what differs from the tool bash. Raises NotConvertibleError."""
         report = self.outer.workflow.report
-        given = step.get("shell") or self._run_default("shell") or ("pwsh" if self.runs_on_windows else "bash")
+        given = step.get("shell") or self._run_default("shell") or ("pwsh" if self.runner_os == "Windows" else "bash")
         text = scope.value_of(str(given)).text
         if not text or not text.strip():
             raise NotConvertibleError(f"its shell `{prose(given)}` is known only while a workflow runs")
@@ -404,7 +428,7 @@ class _Job:
 
     def _set_variables(self, step: Document, produced: ProducedStep, scope: Scope) -> None:
         """Give later steps the variables that the script of `step` writes to $GITHUB_ENV."""
-        report, script = self.outer.workflow.report, str(step.get("run", ""))
+        report, script = self.outer.workflow.report, _written(step)
         if is_placeholder(produced.step) and "GITHUB_ENV" not in script:
             scope.writers.append(produced)
         if "GITHUB_ENV" not in script:
@@ -414,7 +438,7 @@ class _Job:
             report.add("left out", "some of what the script writes to `$GITHUB_ENV`: later steps do not see it", scope.at)
             scope.writers.append(produced)
         for name in names:
-            scope.env[name] = produced.output(name, scope.env.get(name))
+            scope.env[name] = produced.output(name, scope.env.get(name), file="env")
             report.add("changed", f"`{name}`, written to `$GITHUB_ENV`, is read from the output of the step", scope.at)
 
 
@@ -471,6 +495,12 @@ def _step_name(step: Document, index: int) -> str:
         return str(step["id"])
     words = step.get("name") or str(step.get("uses") or "").partition("@")[0].rpartition("/")[2]
     return step_id(re.sub(r"\$\{\{.*?\}\}", "", str(words)).lower(), ()) if words else f"step_{index + 1}"
+
+
+def _written(step: Mapping[str, Any]) -> str:
+    """Return the script of a step as it is written, which YAML may read as a number or a truth value, or ""."""
+    script = step.get("run")
+    return str(script).lower() if isinstance(script, bool) else "" if script is None else str(script)
 
 
 def _as_texts(value: Any) -> list[str]:

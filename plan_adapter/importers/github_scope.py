@@ -22,6 +22,7 @@ from plan_adapter.importers.github_expressions import (
     Kind,
     Path,
     Value,
+    as_text,
     concatenate,
     list_of,
     parameter_text,
@@ -111,10 +112,53 @@ def _root(path: str) -> str:
 
 KINDS: Mapping[str, Kind] = {"string": "string", "boolean": "bool", "number": "number"}
 
-OUTPUTS = {"GITHUB_OUTPUT": "/dev/stdout", "GITHUB_ENV": "/dev/stdout", "GITHUB_STEP_SUMMARY": "/dev/stdout", "GITHUB_PATH": "/dev/null"}
-"""The files of a runner that scripts write to, and what they are here: a step's result contains its output."""
+OUTPUTS = {
+    "GITHUB_OUTPUT": "/dev/stdout",
+    "GITHUB_ENV": "/dev/stdout",
+    "GITHUB_STEP_SUMMARY": "/dev/stdout",
+    "GITHUB_PATH": "/dev/null",
+    "GITHUB_STATE": "/dev/null",
+}
+"""The files of a runner that scripts write to, and what they are here unless a later step reads them (`_RECORDED`)."""
 
-_RUNNER = {"os": "Linux", "arch": "X64", "temp": "/tmp", "debug": ""}  # noqa: S108  # the folder that scripts expect
+_WRITTEN = "::what the step wrote::"
+_MOST_WRITTEN = 7_000  # characters, which the end of a step's output keeps
+_RECORDED = (
+    """\
+export GITHUB_OUTPUT="$(mktemp)" GITHUB_ENV="$(mktemp)"
+set +e
+(
+set -e -o pipefail
+""",
+    f"""
+)
+code=$?
+written="$(for file in OUTPUT ENV; do
+  name="GITHUB_$file"
+  {{ cat "${{!name}}"; echo; }} | sed "s/^/::$file::/"
+done)"
+rm -f "$GITHUB_OUTPUT" "$GITHUB_ENV"
+if [ "${{#written}}" -gt {_MOST_WRITTEN} ]; then
+  echo "GITHUB_OUTPUT and GITHUB_ENV are longer than the {_MOST_WRITTEN} characters that are kept" >&2
+  exit 1
+fi
+printf '\\n%s\\n%s\\n' '{_WRITTEN}' "$written"
+exit "$code"
+""",
+)
+"""What surrounds a script so that its output ends with what it wrote to the files of a runner, each line marked."""
+
+_SET_OUTPUT = (
+    'printed="$(mktemp)"\n(\n',
+    """
+) | tee "$printed"
+sed -n 's/^::set-output name=\\([^:]*\\)::/\\1=/p' "$printed" >> "$GITHUB_OUTPUT"
+rm -f "$printed"
+""",
+)
+"""What surrounds a script that prints its outputs, as `::set-output name=x::1`."""
+
+_RUNNER = {"arch": "X64", "temp": "/tmp", "debug": ""}  # noqa: S108  # the folder that scripts expect
 _RUNNER_VARIABLE = re.compile(r"(?:\$\{?|environ\W+|getenv\W+|env[.:]|\b(?=GITHUB_RUN_))((?:GITHUB|RUNNER)_[A-Z_]+)\b")
 _SECRET = re.compile(r"\bsecrets\.([A-Za-z_]\w*)")
 _UNKNOWN = frozenset({"github", "vars", "runner", "matrix", "strategy"})
@@ -138,24 +182,50 @@ class ProducedStep:
         """Whether the step has a condition."""
         return "when" in self.step
 
-    def output(self, name: str, fallback: Value | None = None) -> Value:
-        """Return the last value of `name` that the step prints as `name=value`, or `fallback` if it prints none."""
-        found, result = f"steps.{self.step['id']}", f"steps.{self.step['id']}.result.stdout"
+    def record_writes(self) -> None:
+        """Let the step print what it writes to the files of a runner at its end."""
+        parameters = self.step["parameters"]
+        if any(str(text).endswith(_RECORDED[1]) for text in (parameters.get("command"), *parameters.get("argv", ()))):
+            return
+        given = str(parameters.get("command") or '"$@"').rstrip("\n")
         if self.sets_output:
-            result += f".replace({literal(f'::set-output name={name}::')}, {literal(f'{name}=')})"
+            given = _SET_OUTPUT[0] + given + _SET_OUTPUT[1].rstrip("\n")
+        given = _RECORDED[0] + given + _RECORDED[1]
+        if "command" in parameters:
+            parameters["command"] = given
+        else:
+            parameters["argv"] = ["bash", "-c", given, "bash", *parameters["argv"]]
+        env = {name: value for name, value in parameters.pop("env", {}).items() if name not in ("GITHUB_OUTPUT", "GITHUB_ENV")}
+        if env:
+            parameters["env"] = env
+
+    def output(self, name: str, fallback: Value | None = None, *, file: str = "output") -> Value:
+        """Return the last value of `name` that the step wrote to a file of the runner, or `fallback` if it wrote none.
+
+        A placeholder step prints it as `name=value`. The name of an output may be in any case. The expression fails if the step's output
+        was cut.
+        """
+        found, result, mark = f"steps.{self.step['id']}", f"steps.{self.step['id']}.result.stdout", ""
+        if not is_placeholder(self.step):
+            self.record_writes()
+            result, mark = f"{result}.substring({result}.lastIndexOf({literal(chr(10) + _WRITTEN + chr(10))}))", f"::{file.upper()}::"
         other = literal("") if fallback is None else literal(fallback.text) if fallback.text is not None else fallback.code
-        start, is_long = f"\n{name}=", name in self.long_outputs
+        start, is_long = f"\n{mark}{name}=", name.lower() in self.long_outputs
         is_embedded = not is_long and (fallback is None or (fallback.text is not None and "\n" not in fallback.text))
         before = f"{start}{fallback.text if fallback else ''}\n" if is_embedded else "\n"
         printed = f"({literal(before)} + {result})"
+        in_any_case = printed if file == "env" else f"{printed}.lowerAscii()"
         if is_long:
-            start = f"\n{name}<<"
-            rest = f"{printed}.substring({printed}.lastIndexOf({literal(start)}) + {len(start)})"
+            start = f"\n{mark}{name}<<"
+        wanted = literal(start if file == "env" else start.lower())
+        if is_long:
+            rest = f"{printed}.substring({in_any_case}.lastIndexOf({wanted}) + {len(start)})"
+            rest += f".replace({literal(chr(10) + mark)}, '\\n')" if mark else ""
             whole = "('\\n' + text.substring(text.indexOf('\\n') + 1)).split('\\n' + text.split('\\n')[0])[0].replace('\\n', '', 1)"
             value = f"[{rest}].map(text, {whole})[0]"
         else:
-            value = f"{printed}.substring({printed}.lastIndexOf({literal(start)}) + {len(start)}).split('\\n')[0]"
-        is_there = [] if is_embedded else [f"{printed}.contains({literal(start)})"]
+            value = f"{printed}.substring({in_any_case}.lastIndexOf({wanted}) + {len(start)}).split('\\n')[0]"
+        is_there = [] if is_embedded else [f"{in_any_case}.contains({wanted})"]
         if self.may_be_skipped:
             is_there.insert(0, f"{found}.status == 'completed'")
         return Value(f"({' && '.join(is_there)} ? {value} : {other})" if is_there else value, "string")
@@ -215,6 +285,7 @@ class Scope:
     env: dict[str, Value] = field(default_factory=dict[str, Value])
     combination: Mapping[str, Any] | None = None
     is_item: bool = False  # the combinations are the items of a for_each
+    runner_os: str = "Linux"
     needs: tuple[str, ...] = ()
     writers: list[ProducedStep] = field(default_factory=list[ProducedStep])  # may have set variables whose names are not known
 
@@ -254,14 +325,28 @@ class Scope:
         try:
             # CEL would need every secret of an `a || b`.
             found = None if secret is not None and "||" in source else translate(source, self.resolve)
-        except NotConvertibleError:
+        except NotConvertibleError as error:
             found = None
-        if found is not None and found.kind != "list":
-            return found
+            if self._names_the_plan(source):
+                return Value("", "string", missing=f"`{source}` is a result of this workflow, and has no equivalent ({error})")
+        if found is not None:
+            return Value.of("Array") if found.kind == "list" else found
         if secret is None:
             return self.workflow.as_input(source, self.at)
         self.workflow.report.add("changed", f"`{source}` is the secret `{secret[1]}` here", self.at)
         return Value(f"secrets.{secret[1]}", "string")
+
+    @staticmethod
+    def names_results(text: str) -> bool:
+        """Return whether the expressions of a text are about steps or jobs of the workflow."""
+        return any(is_code and re.search(r"\b(steps|needs|jobs)\s*[.\[]", part) for part, is_code in pieces(text))
+
+    def _names_the_plan(self, source: str) -> bool:
+        """Return whether an expression is about the steps or jobs of this workflow, so that no input can stand for it."""
+        if any(value.missing and re.search(rf"\benv\.{name}\b", source) for name, value in self.env.items()):
+            return True
+        found = re.findall(r"\b(steps|needs|jobs)\b(?:\s*\.\s*([\w-]+)|\s*[\[),.]|$)", source)
+        return any(root != "steps" or not self.workflow.left_out.get((self.job, name)) for root, name in found)
 
     def condition(self, source: Any, *, success: str = "") -> Condition:
         """Return the condition of an `if`. `success` is the condition of the jobs that it needs. Raises NotConvertibleError."""
@@ -279,19 +364,24 @@ class Scope:
             raise NotConvertibleError(f"`{'.'.join(path)}` refers to itself")
         self.workflow.resolving.add(place)
         try:
-            return self._resolve(path)
+            found = self._resolve(path)
+            if found.missing:
+                raise NotConvertibleError(found.missing)
+            return found
         finally:
             self.workflow.resolving.remove(place)
 
     def _resolve(self, path: Path) -> Value:
         match path:
-            case ("inputs", name) | ("github", "event", "inputs", name) if name in self.workflow.names:
+            case ("github", "event", "inputs", name) if name in self.workflow.names:
+                return as_text(self._resolve(("inputs", name)))
+            case ("inputs", name) if name in self.workflow.names:
                 known = self.workflow.names[name]
                 definition = self.workflow.inputs[known]
                 options = tuple(map(str, members(definition.get("enum"))))
                 return Value(f"inputs.{known}", KINDS.get(str(definition.get("type")), "string"), options=options)
             case ("env", name):
-                return self.env[name] if name in self.env else self._unset(name)
+                return as_text(self.env[name]) if name in self.env else self._unset(name)
             case ("matrix", name) if self.combination is not None and name in self.combination:
                 return self._matrix_value(name, self.combination[name])
             case ("matrix", name, key) if self.combination is not None and isinstance(self.combination.get(name), dict):
@@ -304,6 +394,9 @@ class Scope:
                 return self._secret("GITHUB_TOKEN")
             case ("github", "event_name"):
                 return self._event_name()
+            case ("runner", "os"):
+                self.workflow.report.add("changed", f"`runner.os` is `{self.runner_os}`, by `runs-on`", self.at)
+                return Value.of(self.runner_os)
             case ("runner", name) if name in _RUNNER:
                 self.workflow.report.add("changed", f"`runner.{name}` is always `{_RUNNER[name]}`", self.at)
                 return Value.of(_RUNNER[name])
@@ -353,7 +446,7 @@ class Scope:
         """Return a variable that the workflow sets nowhere before, except perhaps in a script or action whose variables are not known."""
         value = Value.of("")
         for produced in self.writers:
-            value = produced.output(name, value)
+            value = produced.output(name, value, file="env")
         if value.constant is not None:
             self.workflow.report.add("changed", f"`env.{name}` is empty: nothing before it sets it", self.at)
         return value
@@ -369,8 +462,6 @@ class Scope:
         if is_placeholder(produced.step):
             text = f"`{source}.outputs.{name}` is read from what the placeholder step prints: a line `{name}=…`"
             self.workflow.report.add("changed", text, self.at)
-        else:  # the script may leave the writing to another program
-            produced.step["parameters"].setdefault("env", {}).setdefault("GITHUB_OUTPUT", OUTPUTS["GITHUB_OUTPUT"])
         return produced.output(name)
 
     def _outcome(self, step: str, *, is_conclusion: bool) -> Value:
@@ -383,7 +474,8 @@ class Scope:
         if (produced := self.workflow.produced.get((job, ""))) is not None:
             return self._produced_output(produced, f"needs.{job}", name)
         other = self.workflow.outputs.get(job)
-        return Value.of("") if other is None else other.value_of(other.declared_outputs.get(name, ""))
+        declared = {} if other is None else {key.lower(): value for key, value in other.declared_outputs.items()}
+        return Value.of("") if other is None else as_text(other.value_of(declared.get(name.lower(), "")))
 
     def _result(self, job: str) -> Value:
         if job not in self.workflow.conditions:

@@ -183,6 +183,11 @@ _PROGRAMS: Mapping[str, tuple[str, ...]] = {
 _POWERSHELL = "$ErrorActionPreference = 'stop'\n{}\nif ((Test-Path -LiteralPath variable:\\LASTEXITCODE)) {{ exit $LASTEXITCODE }}"
 """How GitHub runs a PowerShell script: it ends at the first error, with the exit code of the last program."""
 
+_POWERSHELL_FILE = re.compile(
+    r"""(pwsh|powershell)((?:\s+[^\s'"{}]+)*?)\s+-(?:File|f|Command|c)\s+(?:"?\s*[.&]\s*'\{0\}'\s*"?|["']?\{0\}["']?)""", re.IGNORECASE
+)
+"""A shell that runs the file of the script. The options before are kept."""
+
 _SET_OPTIONS = re.compile(r"-[euxvfhBEC]*(o)?|--noprofile|--norc")
 
 
@@ -203,11 +208,13 @@ class Shell:
 
 def read_shell(text: str) -> Shell:
     """Return what a `shell:` means, such as `bash` or `bash -l {0}`. Raises NotConvertibleError if it is not known here."""
+    if file := _POWERSHELL_FILE.fullmatch(text):
+        return Shell(file[1], ("pwsh", *file[2].split(), "-Command"))
     name, *options = text.split()
     if options and options.pop().strip("'\"") != "{0}":
         raise NotConvertibleError(f"a script for `shell: {text}` is not known here")
     is_bare = text == name
-    if any("{0}" in option for option in options) or name not in ("bash", "sh", *_PROGRAMS):
+    if any("{0}" in option or "'" in option or '"' in option for option in options) or name not in ("bash", "sh", *_PROGRAMS):
         raise NotConvertibleError(f"a script for `shell: {text}` is not known here")
     if name in _PROGRAMS:
         program, flag = _PROGRAMS[name]

@@ -206,6 +206,12 @@ class ExecutionOptions(PlanPart):
         return self.require_approval and not self.auto_approve
 
     @property
+    def says_both_of_approval(self) -> bool:
+        """Whether a document says both that a run needs an approval and that it needs none."""
+        written = {"require_approval", "auto_approve"} <= self.model_fields_set
+        return written and self.require_approval and self.auto_approve
+
+    @property
     def parallel_limit(self) -> int:
         """How many steps may run at once."""
         return self.max_parallel_steps if self.allow_parallel else 1

@@ -5,7 +5,7 @@ Field names, defaults and statuses are those of Aster's ExecutionPlan (see `plan
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 from pydantic import BaseModel, Field, JsonValue, PrivateAttr, ValidationError, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticCustomError
@@ -420,6 +420,8 @@ class ExecutionPlan(PlanPart):
         if self.options.stop_on_error == self.options.continue_on_error:  # neither is the default that follows from the other
             policies = {"stop_on_error": self.options.stop_on_error, "continue_on_error": self.options.continue_on_error}
             document["options"] = {**_document(self.options), **policies}
+        if self.options.says_both_of_approval:  # a default that is written to contradict
+            document["options"] = {**cast("dict[str, JsonValue]", document.get("options", {})), "require_approval": True}
         return document
 
     @property

@@ -374,7 +374,7 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
     if {"stop_on_error", "continue_on_error"} <= options.model_fields_set and options.stop_on_error == options.continue_on_error:
         message = f"`stop_on_error` and `continue_on_error` are both {str(options.stop_on_error).lower()}"
         findings.add("contradicting-policies", "options.continue_on_error", message, "write one of them")
-    if {"require_approval", "auto_approve"} <= options.model_fields_set and options.require_approval and options.auto_approve:
+    if options.says_both_of_approval:
         message = (
             "`require_approval` and `auto_approve` are both true, so the plan says both that it needs an approval and that it needs none"
         )

@@ -157,6 +157,23 @@ def test_a_missing_approval_and_a_literal_secret_are_reported(plan: Plan) -> Non
     assert "canary" not in result.err
 
 
+def test_contradicting_options_about_approval_are_kept_with_a_note(plan: Plan) -> None:
+    file = write(go(Options={"AutoApprove": True, "RequireApproval": True}))
+    result = plan("import", file, *TOOLS)
+    assert (result.code, "error[" in result.err) == (0, False)
+    assert "`require_approval: true` and `auto_approve: true` contradict each other; both are kept" in result.err
+    read = load_plan(result.out)
+    assert (read.options.require_approval, read.options.auto_approve, read.options.says_both_of_approval) == (True, True, True)
+    assert plan("import", file, "--save", *TOOLS).code == 0
+    assert plan("validate", write(read.to_document(), name="kept.json"), *TOOLS).code == 2
+
+
+def test_a_dash_as_the_output_is_stdout(plan: Plan) -> None:
+    result = plan("import", write(go()), "-o", "-", *TOOLS)
+    assert (result.code, load_plan(result.out).steps[0].id) == (0, "step-1")
+    assert not Path("<stdin>").exists()
+
+
 def test_a_native_document_is_saved_unchanged(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "name: mine\ndescription: d\nsteps:\n  - {tool_name: greet, parameters: {who: a}}\n"
     Path("mine.yaml").write_text(text)

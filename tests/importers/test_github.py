@@ -77,8 +77,13 @@ def test_a_workflow_keeps_its_inputs_scripts_order_and_gate() -> None:
     [
         ("inputs.flag", "inputs.flag"),
         ("${{ !inputs.flag }}", "!(inputs.flag)"),
-        ("inputs.flag == 'true'", "inputs.flag == true"),
-        ("github.event.inputs.flag != true", "inputs.flag != true"),
+        ("inputs.flag == true", "inputs.flag == true"),
+        ("inputs.flag != 'true'", None),
+        ("inputs.flag == 1", "inputs.flag == true"),
+        ("github.event.inputs.flag == 'true'", "inputs.flag"),
+        ("env.FLAG != 'true'", "!(inputs.flag)"),
+        ("'apple' < 'BANANA'", None),
+        ("inputs.name < 'BANANA'", "inputs.name.lowerAscii() < 'banana'"),
         ("inputs.name != ''", "inputs.name != ''"),
         ("inputs.name", "inputs.name != ''"),
         ("inputs.count > 2", "inputs.count > 2.0"),
@@ -101,7 +106,8 @@ def test_a_workflow_keeps_its_inputs_scripts_order_and_gate() -> None:
 def test_a_condition_becomes_a_when(source: str, expected: str | None) -> None:
     inputs = "{flag: {type: boolean}, name: {}, count: {type: number}}"
     plan, _ = workflow(
-        f'  build:\n    env: {{STAGE: prod}}\n    steps:\n      - run: "true"\n        if: >-\n          {source}\n',
+        "  build:\n    env: {STAGE: prod, FLAG: '${{ inputs.flag }}'}\n"
+        f'    steps:\n      - run: "true"\n        if: >-\n          {source}\n',
         f"on: {{workflow_dispatch: {{inputs: {inputs}}}}}",
     )
     assert only(plan).when == (None if expected is None else f"${{{{ {expected} }}}}")
@@ -119,6 +125,15 @@ def test_a_job_that_needs_an_omitted_job_is_omitted_too() -> None:
     )
     assert [step.id for step in plan.steps] == ["c_step_1"]
     assert noted(notes, "left out", "b", "needs `a`")
+
+
+def test_a_job_behind_the_dependent_of_an_omitted_job_is_omitted() -> None:
+    plan, notes = workflow(
+        "  a:\n    if: failure()\n    steps: [{run: a}]\n  c:\n    needs: a\n    if: always()\n    steps: [{run: c}]\n"
+        "  d:\n    needs: c\n    steps: [{run: d}]\n"
+    )
+    assert [step.id for step in plan.steps] == ["c_step_1"]
+    assert noted(notes, "left out", "d", "needs `c`, which needs a job that is left out")
 
 
 def test_dependencies_pass_through_a_job_without_steps() -> None:
@@ -179,8 +194,44 @@ def test_a_large_matrix_is_whole() -> None:
     assert noted(notes, "changed", "each of 60 combinations")
 
 
+GENERATED = (
+    "  gen:\n    outputs: {list: '${{ steps.l.outputs.list }}'}\n"
+    "    steps: [{id: l, run: 'echo list=[] >> $GITHUB_OUTPUT', env: {S: '${{ inputs.s }}'}}]\n"
+)
+
+
+@pytest.mark.parametrize("matrix", ["'${{ fromJSON(needs.gen.outputs.list) }}'", "{x: '${{ fromJSON(needs.gen.outputs.list) }}', y: [1]}"])
+def test_a_matrix_that_another_job_makes_becomes_a_placeholder_step(matrix: str) -> None:
+    plan, notes = workflow(
+        f"{GENERATED}  b:\n    needs: gen\n    strategy: {{matrix: {matrix}}}\n    steps: [{{run: './build ${{{{ matrix.x }}}}'}}]\n"
+    )
+    assert plan.inputs.keys() <= {"inputs_s"}
+    assert "not_imported" in plan.steps[1].metadata
+    assert noted(notes, "left out", "b: the whole of it", "a result of another job", "`for_each`")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "fromJSON(needs.gen.outputs.list)[0]",
+        "toJSON(needs.gen.outputs)",
+        "toJSON(needs)",
+        "toJSON(steps.x.outputs)",
+        "toJSON(steps)",
+        "join(steps.*.outputs.v, '-')",
+    ],
+)
+@pytest.mark.parametrize("place", ["run: 'echo %s'", "run: ls, env: {A: '%s'}", "run: ls, working-directory: '%s'"])
+def test_a_result_of_the_workflow_is_never_an_input(value: str, place: str) -> None:
+    step = place % f"${{{{ {value} }}}}".replace("'", "''")
+    plan, notes = workflow(f"{GENERATED}  b:\n    needs: gen\n    steps: [{{id: x, run: 'true'}}, {{{step}}}]\n")
+    assert plan.inputs.keys() <= {"inputs_s"}
+    assert "not_imported" in plan.steps[2].metadata
+    assert noted(notes, "left out", "a result of this workflow")
+
+
 def test_a_matrix_computed_at_run_time_becomes_inputs() -> None:
-    plan, notes = job("      - run: ./build ${{ matrix.a }}\n", "strategy: {matrix: '${{ fromJSON(needs.x.outputs.list) }}'}")
+    plan, notes = job("      - run: ./build ${{ matrix.a }}\n", "strategy: {matrix: '${{ fromJSON(vars.LIST) }}'}")
     assert list(plan.inputs) == ["matrix_a"]
     assert noted(notes, "changed", "the matrix is known only while a workflow runs")
 
@@ -243,8 +294,9 @@ def test_a_value_in_a_script_becomes_a_variable_inside_any_quotes(script: str, e
     assert only(plan).parameters == {"command": f"{expected}\n", "env": {"INPUT_X": "${{ inputs.x }}"}}
 
 
-def test_an_unclosed_expression_makes_a_placeholder_step() -> None:
-    plan, notes = job("      - run: echo ${{ github.actor\n")
+@pytest.mark.parametrize("step", ["run: echo ${{ github.actor", "run: ls\n        working-directory: 'x${{'"])
+def test_an_unclosed_expression_makes_a_placeholder_step(step: str) -> None:
+    plan, notes = job(f"      - {step}\n")
     assert "not_imported" in only(plan).metadata
     assert noted(notes, "left out", "not closed")
 
@@ -437,12 +489,66 @@ def test_a_value_that_refers_to_itself_ends(jobs: str) -> None:
     assert plan.steps
 
 
-def test_a_list_in_a_text_is_an_input() -> None:
+def test_a_list_in_a_text_is_the_word_that_github_writes() -> None:
     plan, _ = job("      - run: echo $ALL\n        env: {ALL: '${{ needs.*.result }}'}\n")
-    assert list(plan.inputs) == ["needs_result"]
+    assert (list(plan.inputs), only(plan).parameters["env"]) == ([], {"ALL": "Array"})
 
 
-@pytest.mark.parametrize("field", ["env: {A: '${{ a'}", "working-directory: 'x${{'"])
-def test_an_expression_that_is_not_closed_is_one_error_with_its_place(field: str) -> None:
-    with pytest.raises(NotConvertibleError, match=r"build(\.step_1)?: an expression in .* is not closed"):
-        job(f"      - run: ls\n        {field}\n")
+def test_merge_keys_are_merged() -> None:
+    plan, _ = workflow(
+        "  a:\n    env: &env {A: '1', B: '1'}\n    steps: [{run: a}]\n"
+        "  b:\n    env: {<<: *env, B: '2'}\n    steps: [{run: b}]\n"
+        "  c:\n    env:\n      <<: [{B: '3'}, *env]\n    steps: [{run: c}]\n"
+    )
+    assert [step.parameters["env"] for step in plan.steps] == [{"A": "1", "B": "1"}, {"A": "1", "B": "2"}, {"A": "1", "B": "3"}]
+
+
+def test_the_system_of_a_runner_is_that_of_its_labels() -> None:
+    plan, notes = workflow(
+        "  a:\n    strategy: {matrix: {os: [ubuntu-latest, macos-15, windows-2025]}}\n    runs-on: ${{ matrix.os }}\n"
+        "    steps: [{run: 'echo ${{ runner.os }}', shell: bash}, {run: brew, if: runner.os == 'macOS'}]\n"
+    )
+    assert list(calls(plan).values()) == ["echo Linux", "echo macOS", "brew", "echo Windows"]
+    assert noted(notes, "left out", "with os: ubuntu-latest", "runner.os == 'macOS'")
+
+
+@pytest.mark.parametrize(
+    ("shell", "options"),
+    [
+        ("pwsh -File {0}", []),
+        ("pwsh -NoProfile -File {0}", ["-NoProfile"]),
+        ("powershell -NoLogo -ExecutionPolicy Bypass -command \". '{0}'\"", ["-NoLogo", "-ExecutionPolicy", "Bypass"]),
+        ("pwsh -command \"& '{0}'\"", []),
+    ],
+)
+def test_a_shell_that_runs_the_file_of_a_powershell_script_gets_its_text(shell: str, options: list[str]) -> None:
+    plan, _ = job(f"      - run: Get-Date\n        shell: {shell}\n")
+    assert calls(plan)["step_1"] == ["pwsh", *options, "-Command", "Get-Date"]
+
+
+@pytest.mark.parametrize("shell", ["pwsh -command \"x '{0}' y\"", 'pwsh -command "./x" {0}'])
+def test_another_shell_of_powershell_becomes_a_placeholder_step(shell: str) -> None:
+    plan, _ = job(f"      - run: Get-Date\n        shell: {shell}\n")
+    assert "not_imported" in only(plan).metadata
+
+
+def test_a_second_checkout_after_a_script_is_reported() -> None:
+    _, notes = workflow("  a:\n    steps: [{uses: actions/checkout@v4}, {run: a}, {uses: actions/checkout@v4}]\n")
+    assert noted(notes, "left out", "a second checkout", "git clean")
+    _, notes = workflow("  a:\n    steps: [{uses: actions/checkout@v4}, {uses: actions/checkout@v4}, {run: a}]\n")
+    assert not noted(notes, "a second checkout")
+
+
+def test_a_script_that_yaml_reads_as_something_else_is_kept_as_written() -> None:
+    plan, _ = job("      - run: true\n      - run: 7\n")
+    assert calls(plan) == {"step_1": "true", "step_2": "7"}
+
+
+def test_the_state_of_an_action_is_no_input() -> None:
+    plan, _ = job("      - run: echo a=1 >> $GITHUB_STATE\n")
+    assert (plan.inputs, only(plan).parameters["env"]) == ({}, {"GITHUB_STATE": "/dev/null"})
+
+
+def test_an_expression_that_is_not_closed_is_one_error_with_its_place() -> None:
+    with pytest.raises(NotConvertibleError, match=r"build\.step_1: an expression in .* is not closed"):
+        job("      - run: ls\n        env: {A: '${{ a'}\n")

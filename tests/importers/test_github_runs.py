@@ -168,6 +168,31 @@ def test_a_job_runs_after_a_skipped_one_as_on_github(condition: str, runs_withou
         assert ("after_step_1" in printed(run(converted, docs=docs))) is expected, docs
 
 
+CHAIN = """\
+  a:
+    if: inputs.docs
+    steps: [{run: echo a}]
+  c:
+    needs: a
+    if: always()
+    steps: [{run: echo c}]
+  d:
+    needs: c
+%s    steps: [{run: echo d}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "runs_without"),
+    [("", False), ("success()", False), ("inputs.name != ''", False), ("always()", True), ("needs.c.result == 'success'", False)],
+)
+def test_a_skip_reaches_every_job_behind_it(condition: str, runs_without: bool) -> None:
+    converted = workflow(CHAIN % (f"    if: ${{{{ {condition} }}}}\n" if condition else ""), HEAD)
+    for docs, expected in ((False, runs_without), (True, True)):
+        assert ("d_step_1" in printed(run(converted, docs=docs))) is expected, docs
+        assert "c_step_1" in printed(run(converted, docs=docs))
+
+
 OUTPUTS = {
     "the last value": ('echo "x=1" >> $GITHUB_OUTPUT\nif true; then echo "x=2" >> $GITHUB_OUTPUT; fi', "2"),
     "no value": ("echo y=1 >> $GITHUB_OUTPUT", ""),
@@ -177,6 +202,15 @@ OUTPUTS = {
     "no lines": ('{ echo "x<<END"; echo END; } >> $GITHUB_OUTPUT', ""),
     "another program": ("sh -c 'echo x=1 >> $GITHUB_OUTPUT'", "1"),
     "a value with =": ('echo "x=a=b" >> $GITHUB_OUTPUT', "a=b"),
+    "only printed": ('echo "x=right" >> $GITHUB_OUTPUT; echo x=only-printed', "right"),
+    "only printed as written": ('echo "x=1" >> $GITHUB_OUTPUT; printf "%s\\n" "::what the step wrote::" "::OUTPUT::x=2"', "1"),
+    "after a line without an end": ('printf progress...; echo "x=1" >> $GITHUB_OUTPUT', "1"),
+    "without an end of its own": ("printf x=1 >> $GITHUB_OUTPUT; printf done", "1"),
+    "in the middle of much text": ('seq 1 6000; echo x=mid >> "$GITHUB_OUTPUT"; seq 1 6000', "mid"),
+    "set-output in much text": ('seq 1 6000; echo "::set-output name=x::mid"; seq 1 6000', "mid"),
+    "to the environment": ('echo "x=1" >> $GITHUB_ENV', ""),
+    "another case": ('echo "X=True" >> $GITHUB_OUTPUT', "True"),
+    "a script with a trap": ('trap "echo end" EXIT; echo x=1 >> $GITHUB_OUTPUT', "1"),
 }
 
 
@@ -203,6 +237,38 @@ def test_an_output_of_a_placeholder_step_is_no_input() -> None:
     assert printed(run((plan, notes)))["step_2"] == "7"
 
 
+@pytest.mark.parametrize("text", ['echo "x=$(seq 1 6000 | tr -d "\\n")" >> $GITHUB_OUTPUT', "echo x=1 >> $GITHUB_OUTPUT; exit 3"])
+def test_a_step_that_fails_or_writes_too_much_gives_no_output(text: str) -> None:
+    converted = job(f"      - id: s\n        run: |\n          {text}\n      - run: echo ${{{{ steps.s.outputs.x }}}}\n")
+    record = run(converted)
+    assert (record.status, record.steps[0].status) == ("failed", "failed")
+
+
+def test_another_program_writes_an_output() -> None:
+    text = "import os; open(os.environ['GITHUB_OUTPUT'], 'a').write('x=1')"
+    converted = job(f'      - {{id: s, shell: python, run: "{text}"}}\n      - run: echo ${{{{ steps.s.outputs.x }}}}\n')
+    assert printed(run(converted))["step_2"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("join(needs.*.result, ',')", "success,skipped"),
+        ("join(needs.*.result)", "success,skipped"),
+        ("needs.gen.outputs[format('{0}', 'v')]", "1"),
+        ("needs.gen.outputs['V']", "1"),
+    ],
+)
+def test_results_of_other_jobs_are_known(value: str, expected: str) -> None:
+    converted = workflow(
+        "  gen:\n    outputs: {v: '${{ steps.l.outputs.v }}'}\n    steps: [{id: l, run: 'echo v=1 >> $GITHUB_OUTPUT'}]\n"
+        "  docs:\n    if: inputs.docs\n    steps: [{run: docs}]\n"
+        f'  last:\n    needs: [gen, docs]\n    if: always()\n    steps:\n      - run: echo "${{{{ {value} }}}}"\n',
+        HEAD,
+    )
+    assert printed(run(converted))["last_step_1"] == expected
+
+
 ENVIRONMENTS = {
     "a default": ("env: {A: stable}", "if: inputs.docs\n        run: echo A=new >> $GITHUB_ENV", {False: "stable", True: "new"}),
     "no default": ("", "if: inputs.docs\n        run: echo A=new >> $GITHUB_ENV", {False: "", True: "new"}),
@@ -217,6 +283,7 @@ ENVIRONMENTS = {
     "tee": ("", "run: echo A=1 | tee -a $GITHUB_ENV", {False: "1"}),
     "a here-document": ("", 'run: |\n          cat >> "$GITHUB_ENV" <<END\n          A=1\n          END', {False: "1"}),
     "an unknown name": ("", 'run: name=A; echo "$name=1" >> $GITHUB_ENV', {False: "1"}),
+    "printed": ("env: {A: low}", 'run: echo "A=high" >> "$GITHUB_ENV"; env | sort', {False: "high"}),
     "never set": ("", "run: echo nothing", {False: ""}),
 }
 

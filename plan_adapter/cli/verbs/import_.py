@@ -135,6 +135,7 @@ def _import_documents(
     from plan_adapter.documents.history import import_plan
 
     all_problems = [problem for plan, problems in read for problem in (problems if plan is None else lint(plan, tools))]
+    all_problems = [problem for problem in all_problems if not _has_note(problem)]
     output.problems(all_problems, as_json=as_json, to_stdout=False)
     read_problems = [problem for _, problems in read for problem in problems]
     unknown = [problem for problem in read_problems if problem.code == "unknown-field"]
@@ -152,6 +153,11 @@ def _import_documents(
     if options.name is not None and len(read) > 1:
         raise UsageError(f"{file} holds {len(read)} plans, but --name fits only one")
     return [import_plan(plan, source=Path(file).name, name=options.name, results=options.results) for plan, _ in read if plan is not None]
+
+
+def _has_note(problem: "Problem") -> bool:
+    """Return whether a note of the import says what a problem says: both options about approvals are kept as they are."""
+    return problem.code == "contradicting-policies" and problem.at.endswith("options.auto_approve")
 
 
 def _destinations(

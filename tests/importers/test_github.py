@@ -550,5 +550,5 @@ def test_the_state_of_an_action_is_no_input() -> None:
 
 
 def test_an_expression_that_is_not_closed_is_one_error_with_its_place() -> None:
-    with pytest.raises(NotConvertibleError, match=r"build\.step_1: an expression in .* is not closed"):
+    with pytest.raises(NotConvertibleError, match=r"build: an expression in .* is not closed"):
         job("      - run: ls\n        env: {A: '${{ a'}\n")

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from plan_adapter import documents
+import plan_adapter.documents as documents
 from plan_adapter.documents.history import keep_history
 from plan_adapter.model.errors import InvalidPlanError, StoreError
 from plan_adapter.model.problems import Problem
+from plan_adapter.twins import run_sync
 from plan_adapter.validation.fresh import MAX_SUB_PLANS, too_deep_problem
 
 if TYPE_CHECKING:
@@ -62,8 +63,6 @@ def load_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "Execu
         plan, problems = documents.read_source(source)
         if plan is None or not pin_files(plan):
             return _require_valid(plan, problems)
-    from plan_adapter.execution.sync_twin import run_sync  # imports anyio
-
     return run_sync(aload_plan(source, store=store), twin="aload_plan")
 
 

@@ -1,6 +1,6 @@
 """Run, resume, revise, resolve and cancel plans from Python.
 
-Inside a running event loop, use the async twin of a function: `arun_plan` for `run_plan`, and so on.
+A function whose name begins with `a` is awaited. Its twin without the `a` is for code without an event loop: `run_plan` for `arun_plan`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
-from plan_adapter.execution.sync_twin import run_sync
 from plan_adapter.gates.approval import Approver, os_user, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.gates.identity import identity_of_account
@@ -33,6 +32,7 @@ from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.twins import sync_twin
 from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
 
 if TYPE_CHECKING:
@@ -83,35 +83,7 @@ async def arun_plan(
     return await execute_plan(bind_inputs(validate(plan, tools), inputs), run_request=run_request, store=store, offline=offline)
 
 
-def run_plan(
-    plan: ExecutionPlan,
-    *,
-    tools: ToolRegistry,
-    inputs: Mapping[str, object] | None = None,
-    approval: Approval | None = None,
-    approver: Approver | None = None,
-    store: PlanStore | None = None,
-    hooks: Hooks | None = None,
-    context: RunContext | None = None,
-    offline: bool = False,
-    by: str | None = None,
-) -> PlanRun:
-    """Run `plan` and return the record of the run, however its steps ended. Inside a running event loop, use `arun_plan`."""
-    return run_sync(
-        arun_plan(
-            plan,
-            tools=tools,
-            inputs=inputs,
-            approval=approval,
-            approver=approver,
-            store=store,
-            hooks=hooks,
-            context=context,
-            offline=offline,
-            by=by,
-        ),
-        twin="arun_plan",
-    )
+run_plan = sync_twin(arun_plan)
 
 
 async def aresume_run(
@@ -145,23 +117,7 @@ async def aresume_run(
     )
 
 
-def resume_run(
-    run_id: str,
-    *,
-    tools: ToolRegistry,
-    approval: Approval | None = None,
-    approver: Approver | None = None,
-    store: PlanStore | None = None,
-    hooks: Hooks | None = None,
-    offline: bool = False,
-    by: str | None = None,
-    here: bool = False,
-) -> PlanRun:
-    """Resume a run and return its record. See `aresume_run`."""
-    return run_sync(
-        aresume_run(run_id, tools=tools, approval=approval, approver=approver, store=store, hooks=hooks, offline=offline, by=by, here=here),
-        twin="aresume_run",
-    )
+resume_run = sync_twin(aresume_run)
 
 
 async def acancel_run(
@@ -196,20 +152,7 @@ async def acancel_run(
         return await rollback_run(run, reason=reason, tools=tools, run_request=run_request, store=opened, offline=offline)
 
 
-def cancel_run(
-    run_id: str,
-    *,
-    reason: str = "cancelled",
-    rollback: bool = False,
-    tools: ToolRegistry | None = None,
-    store: PlanStore | None = None,
-    offline: bool = False,
-    by: str | None = None,
-) -> PlanRun:
-    """Cancel a run and return its current record. See `acancel_run`."""
-    return run_sync(
-        acancel_run(run_id, reason=reason, rollback=rollback, tools=tools, store=store, offline=offline, by=by), twin="acancel_run"
-    )
+cancel_run = sync_twin(acancel_run)
 
 
 async def aresolve_step(
@@ -254,35 +197,7 @@ async def aresolve_step(
         return await opened.run(run.id)
 
 
-def resolve_step(
-    run_id: str,
-    step_id: str,
-    resolution: Resolution,
-    *,
-    by: str | None = None,
-    item: int | None = None,
-    result: JsonValue = None,
-    note: str = "",
-    rollback: bool = False,
-    end_command: bool = False,
-    store: PlanStore | None = None,
-) -> PlanRun:
-    """Record the outcome of a write that was interrupted, and return the run. See `aresolve_step`."""
-    return run_sync(
-        aresolve_step(
-            run_id,
-            step_id,
-            resolution,
-            by=by,
-            item=item,
-            result=result,
-            note=note,
-            rollback=rollback,
-            end_command=end_command,
-            store=store,
-        ),
-        twin="aresolve_step",
-    )
+resolve_step = sync_twin(aresolve_step)
 
 
 async def arevise_run(
@@ -313,11 +228,7 @@ async def arevise_run(
         return revised
 
 
-def revise_run(
-    run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str | None = None, note: str = "", store: PlanStore | None = None
-) -> PlanRun:
-    """Make `plan` the new version of a run's plan, and return the run. See `arevise_run`."""
-    return run_sync(arevise_run(run_id, plan, tools=tools, by=by, note=note, store=store), twin="arevise_run")
+revise_run = sync_twin(arevise_run)
 
 
 async def draft_revision(

@@ -21,6 +21,7 @@ PACKAGE = ROOT / "plan_adapter"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
+        "public_names twins",
         "model",
         "local",
         "expressions documents",
@@ -34,7 +35,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "runner",
         "loading",
         "runbooks testing importers session tool_functions",
-        "cli blocks pytest_plugin",
+        "cli blocks pytest_plugin plans errors",
         "flows deployed",
     )
 )

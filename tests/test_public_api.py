@@ -1,26 +1,44 @@
 """Tests of the public API: its names, the methods of the store, and the cost of importing it."""
 
 import inspect
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
 import plan_adapter
+from plan_adapter import gates, runs
+from plan_adapter.agent import PlanSession
 
-NAMES = [
+FIRST_PAGE = [
+    "Approver",
+    "ExecutionPlan",
+    "PlanAdapterError",
+    "PlanRun",
+    "PlanStore",
+    "Step",
+    "ToolRegistry",
+    "approve",
+    "compile_plan",
+    "resume_run",
+    "run_plan",
+    "tool",
+]
+
+MOVED = [
     "Approval",
     "ApprovalPolicy",
     "ApprovalRequest",
-    "Approver",
     "CallbackApprover",
     "Concurrency",
     "Done",
     "Draft",
     "DraftError",
     "ExecutionOptions",
-    "ExecutionPlan",
     "ExpressionError",
     "Gate",
     "Hooks",
@@ -33,12 +51,9 @@ NAMES = [
     "NotDone",
     "OpenAIModel",
     "OrderGuard",
-    "PlanAdapterError",
     "PlanRequest",
-    "PlanRun",
     "PlanSession",
     "PlanStatus",
-    "PlanStore",
     "PlanSummary",
     "Planner",
     "PolicyApprover",
@@ -52,7 +67,6 @@ NAMES = [
     "RunReason",
     "RunWindow",
     "StandingApproval",
-    "Step",
     "StepRun",
     "StepStatus",
     "StoreError",
@@ -60,13 +74,11 @@ NAMES = [
     "Tool",
     "ToolContext",
     "ToolError",
-    "ToolRegistry",
     "UnknownOutcomeError",
     "ValidatedPlan",
     "WorkingCopy",
     "acancel_run",
     "aload_plan",
-    "approve",
     "aresolve_step",
     "aresume_run",
     "arevise_run",
@@ -75,7 +87,6 @@ NAMES = [
     "as_tool",
     "cancel_run",
     "command_tool",
-    "compile_plan",
     "dump_plan",
     "find_problems",
     "format_plan",
@@ -85,13 +96,13 @@ NAMES = [
     "read_document",
     "reject",
     "resolve_step",
-    "resume_run",
     "revise_run",
-    "run_plan",
-    "tool",
     "tool_inputs",
     "validate",
 ]
+"""The names that `plan_adapter` offered before, and that it offers with a warning for one more minor version."""
+
+PLACES = [f"plan_adapter.{name}" for name in ("agent", "errors", "gates", "plans", "runs", "store", "tools")]
 
 STORE_METHODS = [
     "add_approval",
@@ -142,18 +153,77 @@ HEAVY = (
 )
 
 
-def test_the_public_names_are_listed_in_order() -> None:
-    assert list(plan_adapter.__all__) == NAMES
+def public_names() -> dict[str, object]:
+    """Return every public name with its value, read from the one module that offers it."""
+    modules = [import_module(place) for place in ("plan_adapter", *PLACES)]
+    return {name: getattr(module, name) for module in modules for name in module.__all__}
 
 
-def test_every_public_name_is_in_dir() -> None:
-    assert set(NAMES) <= set(dir(plan_adapter))
+def test_the_first_page_has_twelve_names() -> None:
+    assert list(plan_adapter.__all__) == FIRST_PAGE
+    assert set(FIRST_PAGE) <= set(dir(plan_adapter))
+    assert set(MOVED).isdisjoint(dir(plan_adapter))
+
+
+def test_every_name_is_offered_by_one_module_and_is_no_submodule() -> None:
+    names = [name for place in ("plan_adapter", *PLACES) for name in import_module(place).__all__]
+    assert sorted(names) == sorted({*FIRST_PAGE, *MOVED})
+    for place in PLACES:
+        module = import_module(place)
+        assert set(module.__all__) <= set(dir(module))
+        submodules = {found.name for found in iter_modules(getattr(module, "__path__", ()))}
+        assert submodules.isdisjoint(module.__all__), place
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_name_that_moved_is_the_same_at_its_former_place_and_warns(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"`{name}` moved: write `from plan_adapter.[a-z]+ import {name}`") as found:
+        value = getattr(plan_adapter, name)
+    assert value is public_names()[name]
+    assert found[0].filename == __file__
+    with pytest.raises(DeprecationWarning, match=f"`{name}` moved"):  # as configured for these tests; it warns again
+        exec(f"from plan_adapter import {name}", {})
 
 
 def test_every_public_name_has_its_own_docstring() -> None:
-    documented = {name: getattr(plan_adapter, name) for name in NAMES}
-    inherited = {name: {getattr(base, "__doc__", None) for base in getattr(value, "__mro__", ())[1:]} for name, value in documented.items()}
-    assert [name for name, value in documented.items() if not value.__doc__ or value.__doc__ in inherited[name]] == []
+    inherited = {
+        name: {getattr(base, "__doc__", None) for base in getattr(value, "__mro__", ())[1:]} for name, value in public_names().items()
+    }
+    assert [name for name, value in public_names().items() if not value.__doc__ or value.__doc__ in inherited[name]] == []
+
+
+def test_the_guide_lists_the_public_names_by_module() -> None:
+    text = (Path(plan_adapter.__file__).parent / "guide/embedding.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(plan_adapter[.a-z]*)` \| (.*) \|$", text, re.MULTILINE))
+    assert {place: re.findall(r"`(\w+)`", names) for place, names in rows.items()} == {
+        place: import_module(place).__all__ for place in ("plan_adapter", *PLACES)
+    }
+
+
+TWINS = ["cancel_run", "load_plan", "resolve_step", "resume_run", "revise_run", "run_plan"]
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_sync_twin_has_the_signature_of_its_async_function(name: str) -> None:
+    twin, function = public_names()[name], public_names()[f"a{name}"]
+    assert callable(twin) and callable(function)
+    assert (twin.__name__, twin.__qualname__, inspect.iscoroutinefunction(twin)) == (name, name, False)  # type: ignore[attr-defined]
+    assert inspect.signature(twin) == inspect.signature(function)
+    assert f"`a{name}`" in (inspect.getdoc(twin) or "")
+
+
+async def test_a_sync_twin_in_a_running_event_loop_names_the_function_to_await() -> None:
+    plan, tools = plan_adapter.ExecutionPlan(description="x"), plan_adapter.ToolRegistry()
+    with pytest.raises(RuntimeError, match="an event loop is running here: await `arun_plan` instead"):
+        plan_adapter.run_plan(plan, tools=tools)
+
+
+@pytest.mark.thorough
+def test_type_checkers_see_the_public_names_and_the_signatures_of_twins() -> None:
+    file = Path(__file__).with_name("typed_names.py")
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, str(file)]
+    done = subprocess.run(command, cwd=file.parent.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_store_has_these_methods_and_parts(tmp_path: Path) -> None:
@@ -211,11 +281,10 @@ def test_who_answers_revises_and_saves_is_the_account_of_the_process_by_default(
     plan = plan_adapter.ExecutionPlan(description="x")
     plan.add_step("read_file", "Read", {"path": "x"})
     tools = plan_adapter.ToolRegistry.with_builtins()
-    assert plan_adapter.approve(plan, tools=tools).by == plan_adapter.reject(plan, tools=tools).by == os_user()
-    session = plan_adapter.PlanSession
+    assert plan_adapter.approve(plan, tools=tools).by == gates.reject(plan, tools=tools).by == os_user()
     functions = (
-        *(plan_adapter.approve, plan_adapter.reject, plan_adapter.resolve_step, plan_adapter.aresolve_step, plan_adapter.revise_run),
-        *(plan_adapter.arevise_run, plan_adapter.run_plan, plan_adapter.cancel_run, session.approve, session.reject, session.revise),
+        *(plan_adapter.approve, gates.reject, runs.resolve_step, runs.aresolve_step, runs.revise_run, runs.arevise_run),
+        *(plan_adapter.run_plan, runs.cancel_run, PlanSession.approve, PlanSession.reject, PlanSession.revise),
     )
     assert {inspect.signature(function).parameters["by"].default for function in functions} == {None}
     assert inspect.signature(plan_adapter.PlanStore.save).parameters["author"].default is None

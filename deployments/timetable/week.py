@@ -17,7 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from plan_adapter import OrderGuard, ToolError, ToolRegistry, tool
+from plan_adapter import ToolRegistry, tool
+from plan_adapter.errors import ToolError
+from plan_adapter.tools import OrderGuard
 
 DAYS, SLOTS = 7, 6
 ALLOW_REORDER = "allow_reorder"

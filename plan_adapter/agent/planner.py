@@ -17,7 +17,6 @@ from plan_adapter.agent.prompts import environment_redactor, redact_request, red
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import draft_outline, draft_schema
 from plan_adapter.execution.redactor import Redactor
-from plan_adapter.execution.sync_twin import run_sync
 from plan_adapter.local.settings import Effort, Settings
 from plan_adapter.model.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.model.errors import DraftError, ModelError
@@ -25,6 +24,7 @@ from plan_adapter.model.plan import ExecutionPlan, new_id
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import without_passwords
 from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.twins import run_sync
 
 Asker: TypeAlias = Callable[[str], Awaitable[str | None]]
 """Puts a model's question to a person and returns the answer, or None if nobody answers."""

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.documents import is_test_file, read_file, read_located
-from plan_adapter.execution.sync_twin import run_sync
 from plan_adapter.gates.approval import requires_approval
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.loading import pin_files, pin_stored
@@ -22,6 +21,7 @@ from plan_adapter.testing.case import PLAN, Answer, Answers, Case, GateAnswer
 from plan_adapter.testing.expectations import ExpectationReader, FieldReader
 from plan_adapter.testing.recorded import with_recorded_tools
 from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.twins import run_sync
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, find_problems, validate
 from plan_adapter.validation.inputs import read_values
 

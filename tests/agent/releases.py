@@ -3,8 +3,12 @@
 import json
 from typing import Any
 
-from plan_adapter import CallbackApprover, ExecutionPlan, PlanRun, PlanStore, ToolRegistry, UnknownOutcomeError, arun_plan, load_plan, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import UnknownOutcomeError
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.plan import Rollback
+from plan_adapter.runs import arun_plan
+from plan_adapter.store import load_plan
 from tests.agent.server import Reply, Request, says
 
 ANA = CallbackApprover(lambda _: True, by="ana")

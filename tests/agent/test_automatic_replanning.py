@@ -12,30 +12,20 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from sqlalchemy import update
 
-from plan_adapter import (
-    CallbackApprover,
-    ExecutionPlan,
-    PlanStatus,
-    PlanStore,
-    RunReason,
-    acancel_run,
-    approve,
-    aresolve_step,
-    aresume_run,
-    arun_plan,
-    compile_plan,
-    load_plan,
-)
+from plan_adapter import ExecutionPlan, PlanStore, approve, compile_plan
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.internals import rerun
 from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.model.approvals import Gate
 from plan_adapter.model.canonical import canonical_document
+from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.replan import AUTOMATIC_REPLAN, MAX_REPLANS
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.store import PlanStatus, RunReason, load_plan
 from plan_adapter.store.database.tables import runs
 from plan_adapter.text.listing import REPLAN_FACT
 from plan_adapter.validation import lint, validate

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ApprovalRequest, CallbackApprover, PlanStatus, PlanStore, RunContext, arun_plan, load_plan
+from plan_adapter import PlanStore
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
 from plan_adapter.documents import dump_plan
+from plan_adapter.gates import ApprovalRequest, CallbackApprover
 from plan_adapter.model.drafts import PlanRequest
+from plan_adapter.runs import arun_plan
+from plan_adapter.store import PlanStatus, RunContext, load_plan
 from plan_adapter.text.draft_text import CONSTRAINTS_NOTE
 from tests.agent.server import says, scripted
 from tests.agent.test_planner import BACK_UP, DEPLOY, TOOLS, VERIFY, corrections, done

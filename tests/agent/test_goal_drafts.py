@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import CallbackApprover, PlanStatus, PlanStore, StepStatus
+from plan_adapter import PlanStore
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.agent.schema import draft_outline, draft_schema
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.drafts import Draft, PlanRequest
 from plan_adapter.runner import arun_plan
+from plan_adapter.store import PlanStatus, StepStatus
 from tests.agent.goal_players import Answer, Seen, blocks, decides, playing
 from tests.agent.goals import TOOLS, call
 from tests.agent.questions import model_at

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, Step
+from plan_adapter import ExecutionPlan, PlanStore, Step
 from plan_adapter.agent.goal_model import TEXT_CHARACTERS, VERIFIER_ANSWERS, PromptedGoalModel
 from plan_adapter.agent.openai_model import RUNGS
 from plan_adapter.execution.redactor import Redactor
@@ -17,6 +17,7 @@ from plan_adapter.model.drafts import Rung
 from plan_adapter.model.errors import ModelError
 from plan_adapter.model.goals import ToolCallIntent, Verdict
 from plan_adapter.runner import arun_plan
+from plan_adapter.store import PlanStatus
 from tests.agent.goal_players import Seen, playing
 from tests.agent.goals import TOOLS, a_goal, call, looked, model_answer
 from tests.agent.questions import model_at

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import NotApprovedError, PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import PlanStore, ToolRegistry, tool
 from plan_adapter.agent.answer_text import read_answer
 from plan_adapter.agent.model import ModelAnswer, Question
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.agent.replan import RemainingPlan, replan_context
 from plan_adapter.documents import load_plan
+from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.redactor import Redactor
 from plan_adapter.model.canonical import canonical_document
@@ -29,6 +30,7 @@ from plan_adapter.model.options import EFFECTS
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun, Receipt, StepRun
 from plan_adapter.model.status import Outcome
+from plan_adapter.runs import arun_plan
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation import ValidatedPlan, find_problems, validate
 

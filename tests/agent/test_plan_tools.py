@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from plan_adapter import ExecutionPlan, Input, InvalidPlanError, PlanStore, ToolRegistry, approve, arun_plan, plan_tool, tool, tool_inputs
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, approve, tool
+from plan_adapter.agent import plan_tool, tool_inputs
 from plan_adapter.agent.plan_tools import NAME_CHARACTERS, function_name
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.plans import Input
+from plan_adapter.runs import arun_plan
 
 
 @tool(effect="read")

@@ -5,28 +5,16 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import (
-    Draft,
-    DraftError,
-    NotApprovedError,
-    OpenAIModel,
-    PlanRun,
-    PlanSession,
-    PlanStatus,
-    PlanStore,
-    RunConflictError,
-    StepStatus,
-    aresolve_step,
-    aresume_run,
-    arevise_run,
-    arun_plan,
-    load_plan,
-)
+from plan_adapter import PlanRun, PlanStore
+from plan_adapter.agent import Draft, OpenAIModel, PlanSession
+from plan_adapter.errors import DraftError, NotApprovedError, RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.local import secrets
 from plan_adapter.model.canonical import canonical_document
 from plan_adapter.runner import draft_revision
+from plan_adapter.runs import aresolve_step, aresume_run, arevise_run, arun_plan
 from plan_adapter.runs.replan import Replanner
+from plan_adapter.store import PlanStatus, StepStatus, load_plan
 from plan_adapter.validation import validate
 from tests.agent.releases import ANA, GOOD, REDEPLOY, World, a_plan, context_of, failed, remaining, step, undoable, user_message
 from tests.agent.server import ScriptedServer, says, scripted

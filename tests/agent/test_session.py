@@ -6,18 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import (
-    CallbackApprover,
-    DraftError,
-    ExecutionPlan,
-    NotApprovedError,
-    OpenAIModel,
-    PlanSession,
-    PlanStatus,
-    PlanStore,
-    RunConflictError,
-    RunReason,
-)
+from plan_adapter import ExecutionPlan, PlanStore
+from plan_adapter.agent import OpenAIModel, PlanSession
+from plan_adapter.errors import DraftError, NotApprovedError, RunConflictError
+from plan_adapter.gates import CallbackApprover
+from plan_adapter.store import PlanStatus, RunReason
 from tests.agent.server import ScriptedServer, says, scripted
 from tests.agent.test_planner import GOOD, TASK, TOOLS, done, step
 

@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from plan_adapter import CallbackApprover, ExecutionPlan, PlanStatus, PlanStore, Step
+from plan_adapter import ExecutionPlan, PlanStore, Step
 from plan_adapter.agent.answer_text import read_answer
 from plan_adapter.agent.goal_model import PromptedGoalModel
 from plan_adapter.agent.model import Model, ModelAnswer, Question
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import ESTIMATED, Budget, Planner
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.drafts import Draft, Usage
 from plan_adapter.model.goals import RoundAnswer, Verdict
 from plan_adapter.runner import arun_plan
+from plan_adapter.store import PlanStatus
 from tests.agent.goals import TOOLS, a_goal, call, looked, model_answer
 from tests.agent.questions import model_at
 from tests.agent.server import Reply, Request, ScriptedServer, says, scripted

@@ -7,22 +7,16 @@ from typing import Annotated, Any, get_type_hints
 import pytest
 from pydantic import Field, JsonValue, TypeAdapter
 
-from plan_adapter import (
-    ApprovalRequest,
-    CallbackApprover,
-    NotApprovedError,
-    PlanStore,
-    ToolContext,
-    ToolError,
-    ToolRegistry,
-    as_functions,
-    tool,
-)
+from plan_adapter import PlanStore, ToolRegistry, tool
+from plan_adapter.agent import as_functions
+from plan_adapter.errors import NotApprovedError, ToolError
+from plan_adapter.gates import ApprovalRequest, CallbackApprover
 from plan_adapter.gates.policy import Policy
 from plan_adapter.model.approvals import Decision
 from plan_adapter.model.errors import UnknownOutcomeError
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.store.policies import NewPolicy
+from plan_adapter.tools import ToolContext
 
 
 @tool(effect="read")

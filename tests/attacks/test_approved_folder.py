@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry, acancel_run
+from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.plan import new_id
 from plan_adapter.model.record import RunFolder
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import arevise_run
+from plan_adapter.runs import acancel_run
 from plan_adapter.runs.folders import refuse_elsewhere
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest

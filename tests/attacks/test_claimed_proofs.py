@@ -8,19 +8,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import (
-    CallbackApprover,
-    ExecutionPlan,
-    NotApprovedError,
-    PlanStatus,
-    PlanStore,
-    Step,
-    ToolRegistry,
-    acancel_run,
-    aresolve_step,
-    arun_plan,
-    tool,
-)
+from plan_adapter import ExecutionPlan, PlanStore, Step, ToolRegistry, tool
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.gates.approval import answer_to, approve, os_user
 from plan_adapter.gates.identity import Identity, identity_of_account, identity_of_name, recorded_identity
 from plan_adapter.gates.policy import Policy
@@ -28,6 +18,8 @@ from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest
 from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.model.plan import new_id
 from plan_adapter.model.record import PlanRun
+from plan_adapter.runs import acancel_run, aresolve_step, arun_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.store.policies import NewPolicy
 
 PROOFS = ("ssh_signature", "totp", "os_user", "form")

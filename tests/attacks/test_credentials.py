@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.local.credentials import credential_values, environment_without_credentials
+from plan_adapter.runs import arun_plan
 from plan_adapter.tools.shell import bash, run_command
 from tests.secrets.test_canary import dump
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import Input
 from plan_adapter.expressions import Declarations, Variables, bounded, compile_template
 from plan_adapter.model.errors import ExpressionError
+from plan_adapter.plans import Input
 from tests.attacks.values import exact
 
 LOOP = "[" + ",".join("0" * 60) + "]"

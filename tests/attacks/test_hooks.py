@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import CallbackApprover, ExecutionPlan, Hooks, Input, PlanRun, PlanStore, ToolRegistry, aresume_run, run_plan, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, run_plan, tool
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.approvals import ApprovalRequest, Gate
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.record import StepRun
 from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.plans import Input
+from plan_adapter.runs import Hooks, aresume_run
 from tests.execution.support import Execution
 from tests.gates.world import World
 

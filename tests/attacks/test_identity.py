@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from pyotp.totp import TOTP
 
-from plan_adapter import NotApprovedError, PlanStatus
+from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.policy import Policy
 from plan_adapter.gates.totp import check_code, code_key, encrypt_seed, new_seed
@@ -18,6 +18,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer
 from plan_adapter.model.options import ApprovalPolicy, KnownBy
 from plan_adapter.model.status import RunReason
+from plan_adapter.store import PlanStatus
 from plan_adapter.store.policies import NewPolicy
 from tests.attacks.commands import plan, write_plan
 from tests.exports import document_of

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, Input, PlanStore, ToolRegistry, UnknownOutcomeError, format_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.cli.answering import GateSelector, item_of
 from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.engine.states import state_of_run
+from plan_adapter.errors import UnknownOutcomeError
 from plan_adapter.execution.items import MAX_LABEL_CHARACTERS
 from plan_adapter.model.plan import Rollback
 from plan_adapter.model.readable import call_name, item_option, means_item
 from plan_adapter.model.status import PlanStatus, StepStatus
+from plan_adapter.plans import Input, format_plan
 from plan_adapter.runner import acancel_run, aresolve_step, arun_plan
 from tests.execution.support import Execution
 from tests.gates.world import World

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import NotApprovedError, PlanStatus, ToolError, acancel_run, arevise_run, tool
+from plan_adapter import tool
+from plan_adapter.errors import NotApprovedError, ToolError
 from plan_adapter.gates.approval import PendingGate, text_to_sign
 from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.identity import ProofContext, approval_from
@@ -19,7 +20,9 @@ from plan_adapter.model.errors import StoreError
 from plan_adapter.model.options import ApprovalPolicy, Effect
 from plan_adapter.model.plan import ExecutionPlan, Rollback, new_id
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import acancel_run, arevise_run
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.store.policies import NewPolicy
 from tests.gates.world import FormAnswers, World
 from tests.identity.conftest import make_key

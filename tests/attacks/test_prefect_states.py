@@ -18,23 +18,16 @@ from prefect.results import ResultStore
 from prefect.states import Completed, Crashed, Failed, Pending, Running, Scheduled
 from prefect.utilities.engine import emit_task_run_state_change_event
 
-from plan_adapter import (
-    ExecutionPlan,
-    PlanRun,
-    PlanStatus,
-    PrefectApprover,
-    RunConflictError,
-    ToolRegistry,
-    aresume_run,
-    arun_plan,
-    as_tool,
-    compile_plan,
-    tool,
-    validate,
-)
+from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry, compile_plan, tool
 from plan_adapter.engine.internals import rerun
+from plan_adapter.errors import RunConflictError
+from plan_adapter.gates import PrefectApprover
 from plan_adapter.model.approvals import Gate
 from plan_adapter.model.status import StepStatus
+from plan_adapter.plans import validate
+from plan_adapter.runs import aresume_run, arun_plan
+from plan_adapter.store import PlanStatus
+from plan_adapter.tools import as_tool
 from tests.engine.calls import flow_run, task_runs
 from tests.gates.world import World
 

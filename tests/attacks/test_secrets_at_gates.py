@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, Input, ToolRegistry, run_plan, tool
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
+from plan_adapter.plans import Input
 from tests.attacks.approving import RecordingApprover
 
 

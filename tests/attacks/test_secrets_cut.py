@@ -13,11 +13,13 @@ from urllib.parse import quote
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStore, ToolContext, ToolRegistry, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.agent.replan import SHOWN_CHARACTERS, RemainingPlan, replan_context
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.redactor import Redactor
 from plan_adapter.model.errors import MAX_ERROR_CHARACTERS, ToolError
+from plan_adapter.runs import arun_plan
+from plan_adapter.tools import ToolContext
 from plan_adapter.tools.http import BODY_LIMIT, http_get
 from plan_adapter.tools.processes import CHUNK, KEPT_CHARACTERS, LINE_CHARACTERS
 from plan_adapter.tools.shell import ERROR_CHARACTERS, bash, run_command

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.connection import Server
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.model.errors import StoreError
+from plan_adapter.runs import arun_plan
 from tests.attacks.commands import plan
 
 

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plan_adapter import ExecutionPlan, Input, ToolRegistry, run_plan, tool
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
 from plan_adapter.documents import load_plan
 from plan_adapter.expressions import Variables
 from plan_adapter.model.canonical import call_digest
 from plan_adapter.model.errors import ExpressionError, InvalidPlanError
 from plan_adapter.model.plan import Rollback
+from plan_adapter.plans import Input
 from plan_adapter.tools.tool import as_json
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 from tests.attacks.approving import RecordingApprover

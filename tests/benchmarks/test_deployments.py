@@ -15,8 +15,9 @@ from prefect import get_client
 from prefect.client.orchestration import PrefectClient
 from prefect.settings import temporary_settings
 
-from plan_adapter import ExecutionPlan, dump_plan
+from plan_adapter import ExecutionPlan
 from plan_adapter.model.options import Input
+from plan_adapter.store import dump_plan
 from tests.benchmarks.by_hand import SHAPE
 from tests.deployments.composed import VALUES, Composed, composed
 

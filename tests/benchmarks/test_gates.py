@@ -27,7 +27,9 @@ RUNS = 12
 
 WAITING = """
 import asyncio, sys, time
-from plan_adapter import ExecutionPlan, PrefectApprover, ToolRegistry, arun_plan, tool, PlanStore
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
+from plan_adapter.gates import PrefectApprover
+from plan_adapter.runs import arun_plan
 
 class NeverAnswers:
     async def ask(self, request):

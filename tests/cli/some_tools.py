@@ -5,7 +5,9 @@ import os
 import signal
 from pathlib import Path
 
-from plan_adapter import ToolContext, ToolRegistry, UnknownOutcomeError, tool
+from plan_adapter import ToolRegistry, tool
+from plan_adapter.errors import UnknownOutcomeError
+from plan_adapter.tools import ToolContext
 
 
 @tool(effect="read")

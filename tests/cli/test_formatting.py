@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from plan_adapter import ExecutionPlan, format_plan
+from plan_adapter import ExecutionPlan
 from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.plans import format_plan
 from tests.cli.builders import NOW, a_run, a_step
 
 

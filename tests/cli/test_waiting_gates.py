@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ToolRegistry, load_plan
+from plan_adapter import ToolRegistry
 from plan_adapter.model.approvals import Gate, GatePolicy
 from plan_adapter.model.plan import new_id
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run
+from plan_adapter.store import load_plan
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate
 from tests.cli.conftest import Plan, digest_of

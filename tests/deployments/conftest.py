@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import ApprovalRequest, CallbackApprover, PlanRun, PlanStore, ToolRegistry, arun_plan, load_plan
+from plan_adapter import PlanRun, PlanStore, ToolRegistry
+from plan_adapter.gates import ApprovalRequest, CallbackApprover
 from plan_adapter.gates.approvers import CallbackAnswer
+from plan_adapter.runs import arun_plan
+from plan_adapter.store import load_plan
 
 RUNBOOKS = Path(__file__).parents[2] / "deployments" / "runbooks"
 

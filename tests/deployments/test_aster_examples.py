@@ -5,24 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import (
-    Approval,
-    ExecutionPlan,
-    Hooks,
-    PlanRun,
-    PlanStatus,
-    PlanStore,
-    RunContext,
-    StepStatus,
-    Tool,
-    ToolContext,
-    ToolError,
-    ToolRegistry,
-    approve,
-    aresume_run,
-    arun_plan,
-    run_plan,
-)
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, approve, run_plan
+from plan_adapter.errors import ToolError
+from plan_adapter.gates import Approval
+from plan_adapter.runs import Hooks, aresume_run, arun_plan
+from plan_adapter.store import PlanStatus, RunContext, StepStatus
+from plan_adapter.tools import Tool, ToolContext
 from tests import seed_plans
 from tests.seed_plans import SEED_PLANS, SeedPlan
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from deployments.demo import make_repository
-from plan_adapter import PlanRun, PlanStatus, StepStatus
+from plan_adapter import PlanRun
+from plan_adapter.store import PlanStatus, StepStatus
 from tests.deployments.conftest import RunRunbook
 
 

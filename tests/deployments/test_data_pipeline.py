@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import PlanStatus
+from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook
 
 USERS = [(1, "  王小明 ", "Wang@Example.com"), (2, "Ana", " ANA@example.com "), (3, "Nobody", "no address")]

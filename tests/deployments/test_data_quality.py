@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from plan_adapter import PlanStatus
+from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook
 from tests.postgres import PostgresServer
 

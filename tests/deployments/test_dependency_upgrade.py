@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import ApprovalRequest, PlanStatus
+from plan_adapter.gates import ApprovalRequest
+from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook, require_programs
 
 REQUIREMENTS = "# 固定的版本\ngreeting-extra==1.0\ngreeting==1.0\n"

@@ -24,19 +24,12 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Scheduled
 
-from plan_adapter import (
-    ExecutionOptions,
-    ExecutionPlan,
-    PlanStatus,
-    PlanStore,
-    ToolRegistry,
-    approve,
-    dump_plan,
-    load_plan,
-)
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, approve
 from plan_adapter.blocks import PlanStoreDatabase
 from plan_adapter.engine.connection import Server
 from plan_adapter.model.options import ApprovalPolicy, Input
+from plan_adapter.plans import ExecutionOptions
+from plan_adapter.store import PlanStatus, dump_plan, load_plan
 from tests.agent.server import says, scripted
 
 T = TypeVar("T")

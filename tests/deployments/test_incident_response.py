@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import ApprovalRequest, PlanStatus
+from plan_adapter.gates import ApprovalRequest
+from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook, served
 
 LOG = "启动\n2026-11-23 错误：数据库连接池已满\nok\nERROR pool exhausted\n"

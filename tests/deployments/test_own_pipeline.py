@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import PlanStatus, StepStatus
+from plan_adapter.store import PlanStatus, StepStatus
 from tests.deployments.conftest import RunRunbook
 
 ROOT = Path(__file__).parents[2]

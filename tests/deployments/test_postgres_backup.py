@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from plan_adapter import PlanStatus
+from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook, require_programs, served
 from tests.postgres import PASSWORD, USER, PostgresServer
 

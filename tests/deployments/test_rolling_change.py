@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 import plan_adapter
-from plan_adapter import CallbackApprover, ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, arun_plan
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry
 from plan_adapter.documents import read_document
+from plan_adapter.gates import CallbackApprover
+from plan_adapter.runs import arun_plan
+from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import served
 
 GUIDE = Path(plan_adapter.__file__).parent / "guide"

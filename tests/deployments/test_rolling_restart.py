@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import ApprovalRequest, PlanRun, PlanStatus, PlanStore, ToolRegistry, acancel_run
+from plan_adapter import PlanRun, PlanStore, ToolRegistry
+from plan_adapter.gates import ApprovalRequest
+from plan_adapter.runs import acancel_run
+from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook, served
 
 NODE = """

@@ -6,12 +6,14 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from plan_adapter import ToolRegistry, lint, load_plan, validate
+from plan_adapter import ToolRegistry
 from plan_adapter.documents import is_test_file, plan_schema
 from plan_adapter.engine.deployments import DeploymentOptions
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.local.settings import Settings
+from plan_adapter.plans import lint, validate
 from plan_adapter.runbooks.deploy import runbook_deployment
+from plan_adapter.store import load_plan
 from tests.deployments.conftest import RUNBOOKS
 
 NAMES = sorted(path.stem for path in RUNBOOKS.glob("*.yaml") if not is_test_file(path))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from plan_adapter import ApprovalRequest, PlanStatus
+from plan_adapter.gates import ApprovalRequest
+from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook, require_programs
 from tests.postgres import PASSWORD, USER, PostgresServer
 

@@ -5,7 +5,8 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from plan_adapter import InvalidPlanError, PlanStatus
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook, served
 
 

@@ -20,8 +20,9 @@ from prefect.client.schemas.objects import StateType
 from prefect.settings import temporary_settings
 from prefect.states import Scheduled
 
-from plan_adapter import PlanRun, PlanStatus, PlanStore
+from plan_adapter import PlanRun, PlanStore
 from plan_adapter.model.status import RunReason
+from plan_adapter.store import PlanStatus
 from tests.deployments.composed import VALUES, Composed, composed, has_namespaces
 
 pytestmark = pytest.mark.thorough

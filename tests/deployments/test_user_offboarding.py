@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import ApprovalRequest, PlanStatus
+from plan_adapter.gates import ApprovalRequest
+from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook
 
 APPLICATION = """

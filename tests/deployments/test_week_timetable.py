@@ -8,8 +8,10 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from deployments.timetable import week
-from plan_adapter import PlanStatus, PlanStore, ToolRegistry, lint, load_plan
+from plan_adapter import PlanStore, ToolRegistry
 from plan_adapter.documents import plan_schema
+from plan_adapter.plans import lint
+from plan_adapter.store import PlanStatus, load_plan
 from plan_adapter.testing import Case, CaseRunner, load_cases
 from tests.agent.goal_players import Answer, Seen, reads, writes
 from tests.agent.server import ScriptedServer

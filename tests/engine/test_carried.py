@@ -8,12 +8,14 @@ from prefect import flow
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
-from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, ToolRegistry, aresume_run, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.states import MAX_MESSAGE_CHARACTERS, state_of_carried
 from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.model.record import StepRun
 from plan_adapter.model.status import StepStatus
+from plan_adapter.runs import aresume_run, arun_plan
+from plan_adapter.store import PlanStatus
 from tests.engine.calls import ScriptedCall, step_run, task_runs
 
 pytestmark = pytest.mark.thorough

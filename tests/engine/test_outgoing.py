@@ -20,13 +20,14 @@ from prefect.logging.handlers import APILogWorker
 from websockets.asyncio.connection import Connection
 
 import plan_adapter
-from plan_adapter import ExecutionPlan, Input, PlanStatus, PlanStore, PrefectApprover, ToolRegistry, arun_plan, dump_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.deployments import DeploymentOptions, deployer
 from plan_adapter.engine.drafting import current_flow_run, publish_draft, publish_summary, run_as_task
 from plan_adapter.engine.form import build_form
 from plan_adapter.engine.outgoing import artifact_key, event_payload, label, log_text, markdown, paragraphs, run_name, state_message
+from plan_adapter.gates import PrefectApprover
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.policy import EffectivePolicy
@@ -35,7 +36,10 @@ from plan_adapter.model.drafts import Draft, PlanRequest
 from plan_adapter.model.options import Question
 from plan_adapter.model.plan import Rollback, Step
 from plan_adapter.model.readable import safe_name, visible
+from plan_adapter.plans import Input
 from plan_adapter.runbooks.deploy import runbook_deployment
+from plan_adapter.runs import arun_plan
+from plan_adapter.store import PlanStatus, dump_plan
 from plan_adapter.text.draft_text import draft_text
 from plan_adapter.tools.tool import ToolContext
 from plan_adapter.validation import find_problems, validate

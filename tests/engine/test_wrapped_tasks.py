@@ -17,9 +17,13 @@ from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFi
 from prefect.runtime import task_run as runtime_task_run
 from prefect.transactions import Transaction, get_transaction, transaction
 
-from plan_adapter import PlanRun, PlanStatus, PlanStore, RunFailedError, ToolRegistry, arun_plan, as_tool, tool
+from plan_adapter import PlanRun, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import RunFailedError
 from plan_adapter.model.status import Outcome
 from plan_adapter.runner import acancel_run, compile_plan
+from plan_adapter.runs import arun_plan
+from plan_adapter.store import PlanStatus
+from plan_adapter.tools import as_tool
 from plan_adapter.validation import validate
 from tests.engine.wrapped import a_plan, shown
 

@@ -15,10 +15,13 @@ from prefect import get_client, task
 from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from plan_adapter import PlanRun, PlanStatus, PlanStore, ToolRegistry, aresume_run, as_tool, tool
+from plan_adapter import PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.model.errors import ToolDefinitionError
 from plan_adapter.runner import compile_plan
+from plan_adapter.runs import aresume_run
+from plan_adapter.store import PlanStatus
+from plan_adapter.tools import as_tool
 from plan_adapter.validation import validate
 from tests.engine.calls import ScriptedCall, failed, flow_run, succeeded, task_runs
 from tests.engine.wrapped import a_plan, shown
@@ -88,7 +91,8 @@ SCRIPT = """\
 import os, sys, time
 from pathlib import Path
 from prefect import task
-from plan_adapter import ExecutionPlan, ToolRegistry, as_tool, run_plan
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan
+from plan_adapter.tools import as_tool
 
 world = Path(sys.argv[1])
 

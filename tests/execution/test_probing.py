@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import Done, NotDone, ToolContext, UnknownOutcomeError, tool
+from plan_adapter import tool
+from plan_adapter.errors import UnknownOutcomeError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import RecordedResolution, UnknownOutcome
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import Attempt
 from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.tools import Done, NotDone, ToolContext
 from tests.execution.support import Execution
 
 

@@ -5,11 +5,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
-from plan_adapter import ExecutionPlan, PlanStatus
+from plan_adapter import ExecutionPlan
 from plan_adapter.model.canonical import call_digest
 from plan_adapter.model.graph import successors
 from plan_adapter.model.plan import Step
 from plan_adapter.model.status import RunReason, StepStatus
+from plan_adapter.store import PlanStatus
 from plan_adapter.store.proof.verification import verify
 from plan_adapter.tools.placeholders import question_tool
 from plan_adapter.validation import validate

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-from plan_adapter import PlanRun, PlanStatus, PlanStore
+from plan_adapter import PlanRun, PlanStore
 from plan_adapter.execution.rollback_units import is_rolled_back, rolled_back_items, units_to_roll_back
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.coverage import new_standing_approval
@@ -23,6 +23,7 @@ from plan_adapter.model.record import RunContext
 from plan_adapter.model.status import RunReason
 from plan_adapter.runner import arevise_run
 from plan_adapter.runs.resolve import end_command
+from plan_adapter.store import PlanStatus
 from plan_adapter.validation import validate
 from tests.faults.check import units_of, violations
 from tests.faults.check_goals import goal_violations

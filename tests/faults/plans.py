@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from plan_adapter import ExecutionPlan, Input
+from plan_adapter import ExecutionPlan
 from plan_adapter.model.options import ApprovalPolicy, Effect, Question
 from plan_adapter.model.plan import Rollback, Step
+from plan_adapter.plans import Input
 from tests.faults.goals import ALWAYS, NOT_EXPANDED, RoundKind, goal_text, verdicts
 from tests.faults.world import COMMAND_TOOL, FINAL
 

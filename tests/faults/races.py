@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from plan_adapter import PlanStatus
 from plan_adapter.execution.rollback_units import is_rolled_back
-from plan_adapter.store import leases
+from plan_adapter.store import PlanStatus, leases
 from tests.faults.child import STOPPED, Fault, Report
 from tests.faults.evidence import Violation
 from tests.faults.harness import CALL_POINTS, GOAL_TARGETS, TARGETS, Target, Trial, may_reach, open_trial

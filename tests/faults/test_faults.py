@@ -10,10 +10,11 @@ from typing import cast
 
 import pytest
 
-from plan_adapter import PlanStatus, PlanStore
+from plan_adapter import PlanStore
 from plan_adapter.local.crash_points import CrashPoint
 from plan_adapter.model.options import Effect
 from plan_adapter.model.record import RunContext
+from plan_adapter.store import PlanStatus
 from tests.faults import processes
 from tests.faults.child import STOPPED, Fault
 from tests.faults.goals import model_calls

@@ -11,8 +11,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.events.filters import EventFilter, EventNameFilter, EventRelatedFilter
 from prefect.states import Scheduled
 
-from plan_adapter import PlanStatus, dump_plan
 from plan_adapter.engine.connection import Server
+from plan_adapter.store import PlanStatus, dump_plan
 from tests.faults.child import CANARY, resolve
 from tests.faults.deployed import FOLDER, read_faults, write_faults
 from tests.faults.harness import TARGETS, InOrder, Target, Trial, open_trial

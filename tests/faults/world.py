@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from plan_adapter import ToolContext, ToolRegistry, tool
+from plan_adapter import ToolRegistry, tool
 from plan_adapter.local.crash_points import reached
 from plan_adapter.model.options import Effect
 from plan_adapter.model.readable import call_name
+from plan_adapter.tools import ToolContext
 from plan_adapter.tools.processes import run_group
 
 ROLLBACK = "rollback "

@@ -2,7 +2,10 @@
 
 import pytest
 
-from plan_adapter import InvalidPlanError, ToolRegistry, find_problems, load_plan, read_document, run_plan, tool
+from plan_adapter import ToolRegistry, run_plan, tool
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.plans import find_problems
+from plan_adapter.store import load_plan, read_document
 
 DOCUMENT = """\
 description: Two mistakes

@@ -2,7 +2,8 @@
 
 import pytest
 
-from plan_adapter import ExecutionPlan, RunFailedError, ToolError, ToolRegistry, run_plan, tool
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
+from plan_adapter.errors import RunFailedError, ToolError
 
 
 @tool(effect="read")

@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
-from plan_adapter import Approval, ApprovalRequest, ExecutionPlan, NotApprovedError, ToolRegistry, approve, reject, run_plan, tool
+from plan_adapter import ExecutionPlan, ToolRegistry, approve, run_plan, tool
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates import Approval, ApprovalRequest, reject
 
 pushed: list[str] = []
 

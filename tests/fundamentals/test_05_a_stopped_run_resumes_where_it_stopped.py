@@ -2,7 +2,8 @@
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStore, RunConflictError, ToolError, ToolRegistry, resume_run, run_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, resume_run, run_plan, tool
+from plan_adapter.errors import RunConflictError, ToolError
 
 
 class Workshop:
@@ -48,7 +49,7 @@ def test_completed_steps_are_not_run_again() -> None:
 
 
 async def test_the_store_keeps_every_attempt() -> None:
-    from plan_adapter import aresume_run, arun_plan
+    from plan_adapter.runs import aresume_run, arun_plan
 
     workshop = Workshop()
     stopped = await arun_plan(plan_of_three_steps(), tools=workshop.tools, offline=True)

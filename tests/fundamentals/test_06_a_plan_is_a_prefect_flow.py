@@ -4,7 +4,9 @@ from typing import Any
 
 from prefect import flow
 
-from plan_adapter import ToolRegistry, compile_plan, load_plan, tool, validate
+from plan_adapter import ToolRegistry, compile_plan, tool
+from plan_adapter.plans import validate
+from plan_adapter.store import load_plan
 
 DOCUMENT = """\
 name: restart-node

@@ -2,18 +2,11 @@
 
 from pathlib import Path
 
-from plan_adapter import (
-    Approval,
-    ApprovalRequest,
-    CallbackApprover,
-    ExecutionPlan,
-    PlanStatus,
-    StepStatus,
-    ToolRegistry,
-    arun_plan,
-    tool,
-)
+from plan_adapter import ExecutionPlan, ToolRegistry, tool
+from plan_adapter.gates import Approval, ApprovalRequest, CallbackApprover
 from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.runs import arun_plan
+from plan_adapter.store import PlanStatus, StepStatus
 
 
 def tools_for(folder: Path) -> ToolRegistry:

@@ -1,6 +1,9 @@
 """`for_each` calls a tool once for each item of a list. Each item has its own label, result and attempts."""
 
-from plan_adapter import ExecutionPlan, Input, PlanStore, ToolError, ToolRegistry, aresume_run, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import ToolError
+from plan_adapter.plans import Input
+from plan_adapter.runs import aresume_run, arun_plan
 
 
 async def test_a_resumed_run_does_not_call_completed_items_again() -> None:

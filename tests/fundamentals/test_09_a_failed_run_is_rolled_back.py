@@ -1,6 +1,7 @@
 """A step can declare how it is rolled back. When a run fails, its completed steps are rolled back, the last one first."""
 
-from plan_adapter import ExecutionPlan, ToolError, ToolRegistry, run_plan, tool
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
+from plan_adapter.errors import ToolError
 from plan_adapter.model.plan import Rollback
 
 

@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
-from plan_adapter import ExecutionPlan, RunConflictError, ToolRegistry, aresolve_step, aresume_run, arun_plan, tool
+from plan_adapter import ExecutionPlan, ToolRegistry, tool
+from plan_adapter.errors import RunConflictError
+from plan_adapter.runs import aresolve_step, aresume_run, arun_plan
 
 
 async def test_a_person_records_the_outcome_and_the_run_resumes() -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from plan_adapter import ExecutionPlan, InvalidPlanError, PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.runs import arun_plan
 
 
 def plan_with_a_secret() -> ExecutionPlan:

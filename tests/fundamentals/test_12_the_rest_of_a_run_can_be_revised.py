@@ -1,6 +1,8 @@
 """A stopped run can take a new version of its plan. Completed steps keep their results; the new version needs its own approval."""
 
-from plan_adapter import ExecutionPlan, ToolError, ToolRegistry, approve, aresume_run, arevise_run, arun_plan, tool
+from plan_adapter import ExecutionPlan, ToolRegistry, approve, tool
+from plan_adapter.errors import ToolError
+from plan_adapter.runs import aresume_run, arevise_run, arun_plan
 
 
 async def test_a_failed_step_is_replaced_and_completed_steps_are_kept() -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from sqlalchemy import create_engine, text
 
-from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
+from plan_adapter.runs import arun_plan
 
 
 async def test_an_altered_result_is_detected(home: Path) -> None:

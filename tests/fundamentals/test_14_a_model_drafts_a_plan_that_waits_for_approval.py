@@ -2,7 +2,9 @@
 
 import pytest
 
-from plan_adapter import NotApprovedError, OpenAIModel, Planner, PlanRequest, ToolRegistry, run_plan, tool
+from plan_adapter import ToolRegistry, run_plan, tool
+from plan_adapter.agent import OpenAIModel, Planner, PlanRequest
+from plan_adapter.errors import NotApprovedError
 from tests.agent.server import says, scripted
 
 

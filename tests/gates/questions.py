@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from plan_adapter import ExecutionPlan, Input, Step
+from plan_adapter import ExecutionPlan, Step
 from plan_adapter.model.options import Question
+from plan_adapter.plans import Input
 
 FIELDS = {
     "choice": Input(type="string", enum=["switch", "wait", "降级"]),

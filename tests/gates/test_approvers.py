@@ -8,23 +8,14 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import (
-    ExecutionPlan,
-    InvalidPlanError,
-    NotApprovedError,
-    PlanStatus,
-    PlanStore,
-    Step,
-    ToolRegistry,
-    aresume_run,
-    arun_plan,
-    run_plan,
-    tool,
-)
+from plan_adapter import ExecutionPlan, PlanStore, Step, ToolRegistry, run_plan, tool
+from plan_adapter.errors import InvalidPlanError, NotApprovedError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, Rule
 from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, GatePolicy
 from plan_adapter.model.options import Input
+from plan_adapter.runs import aresume_run, arun_plan
+from plan_adapter.store import PlanStatus
 
 
 def request(*, name: str = "nightly-backup", step: str | None = None, by: str = "cron", digest: str = "d" * 64) -> ApprovalRequest:

@@ -11,12 +11,15 @@ from datetime import timedelta
 
 import pytest
 
-from plan_adapter import NotApprovedError, PlanStatus, RunConflictError, StepStatus, approve, arevise_run
+from plan_adapter import approve
+from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.approvals import Answer, Gate, StandingApproval
 from plan_adapter.model.canonical import call_digest, runbook_digest
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import new_id
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import arevise_run
+from plan_adapter.store import PlanStatus, StepStatus
 from tests.gates.world import FormAnswers, World, another
 from tests.store.conftest import on_both_databases
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import true
 
-from plan_adapter import Hooks, NotApprovedError, PlanRun, RunConflictError, approve
+from plan_adapter import PlanRun, approve
+from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer
 from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.runs import Hooks
 from plan_adapter.runs.start import execute_plan
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE, start
@@ -159,7 +161,7 @@ async def an_approval_of_another_tenant_is_given(world: World) -> None:
 
 
 async def _step_approved_before_a_crash(world: World) -> PlanRun:
-    from plan_adapter import StoreError
+    from plan_adapter.errors import StoreError
     from plan_adapter.store.recorder import StoreRecorder
     from tests.gates.test_starts import disk_full_at
 

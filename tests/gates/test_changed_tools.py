@@ -6,23 +6,15 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import (
-    ExecutionPlan,
-    InvalidPlanError,
-    NotApprovedError,
-    PlanRun,
-    PlanStatus,
-    RunConflictError,
-    ToolRegistry,
-    approve,
-    arevise_run,
-    tool,
-)
+from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry, approve, tool
+from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunConflictError
 from plan_adapter.model.approvals import Gate
 from plan_adapter.model.options import ApprovalPolicy, Effect
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import arevise_run
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
 from tests.gates.world import FixedApprover, Silent, World
 from tests.store.conftest import on_both_databases
 

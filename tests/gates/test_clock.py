@@ -6,10 +6,12 @@ from datetime import datetime, timedelta, tzinfo
 
 import pytest
 
-from plan_adapter import NotApprovedError, PlanStatus, RunConflictError, approve
+from plan_adapter import approve
+from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates import approval
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
 from tests.gates.world import World
 
 pytestmark = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)  # SQLite uses the clock of its host

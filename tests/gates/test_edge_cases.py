@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import Hooks, NotApprovedError, PlanRun, PlanStatus, PlanStore, RunConflictError, StepStatus, StoreError, approve
+from plan_adapter import PlanRun, PlanStore, approve
 from plan_adapter.cli.progress import gate_line
+from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.local.settings import Settings
@@ -16,8 +17,10 @@ from plan_adapter.model.hooks import Event
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.status import RunReason
 from plan_adapter.runner import arevise_run
+from plan_adapter.runs import Hooks
 from plan_adapter.runs.session import Backend, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
+from plan_adapter.store import PlanStatus, StepStatus
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
 from tests.gates.world import FixedApprover, Silent, World

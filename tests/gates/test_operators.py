@@ -5,25 +5,17 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import (
-    ExecutionPlan,
-    Input,
-    NotApprovedError,
-    PlanRun,
-    PlanStatus,
-    Step,
-    ToolRegistry,
-    acancel_run,
-    aresolve_step,
-    arevise_run,
-    tool,
-)
+from plan_adapter import ExecutionPlan, PlanRun, Step, ToolRegistry, tool
+from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, refuse_operation, with_current_policy
 from plan_adapter.gates.identity import identity_of_name
 from plan_adapter.gates.policy import Policy, effective_policy
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.options import ApprovalPolicy, Question
+from plan_adapter.plans import Input
+from plan_adapter.runs import acancel_run, aresolve_step, arevise_run
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.text.preview import preview_plan, preview_text
 from tests.gates.world import World
 

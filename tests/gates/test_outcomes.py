@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import NotApprovedError, PlanStatus, PlanStore, RunConflictError, aresolve_step
+from plan_adapter import PlanStore
+from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.status import Outcome, RunReason
+from plan_adapter.runs import aresolve_step
+from plan_adapter.store import PlanStatus
 from plan_adapter.store.outcomes import ResolutionRecord
 from tests.gates.unknown_outcome import SENDING, Person, UnknownOutcomeWorld
 from tests.gates.world import FormAnswers, Silent

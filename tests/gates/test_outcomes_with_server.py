@@ -13,10 +13,12 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.responses import SetStateStatus
 
-from plan_adapter import PlanRun, PlanStatus, PlanStore, aresume_run, arun_plan
+from plan_adapter import PlanRun, PlanStore
 from plan_adapter.engine.gate_forms import open_forms
 from plan_adapter.model.approvals import Gate
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import aresume_run, arun_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.store.outcomes import ResolutionRecord
 from tests.engine.gates import flow_run, form_text, resume
 from tests.gates.unknown_outcome import SENDING, UnknownOutcomeWorld

@@ -9,11 +9,13 @@ import pytest
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import FlowRun, State
 
-from plan_adapter import ExecutionPlan, PlanStatus, compile_plan, tool, validate
+from plan_adapter import ExecutionPlan, compile_plan, tool
 from plan_adapter.engine.internals import rerun
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.plans import validate
 from plan_adapter.runs.resume import execute_resume
+from plan_adapter.store import PlanStatus
 from plan_adapter.tools.registry import ToolRegistry
 from tests.engine.gates import flow_run, resume
 from tests.gates.test_with_server import APPROVE, shown

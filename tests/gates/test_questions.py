@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import Input, NotApprovedError, PlanStatus, StepStatus, arevise_run
 from plan_adapter.cli.asking import YesApprover
+from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.gates.gate import request_of
 from plan_adapter.model.approvals import Answer
 from plan_adapter.model.options import ApprovalPolicy, Question
 from plan_adapter.model.status import RunReason
+from plan_adapter.plans import Input
+from plan_adapter.runs import arevise_run
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus, StepStatus
 from plan_adapter.store.proof.verification import verify
 from tests.gates.questions import FIELDS, plan_with_question
 from tests.gates.world import FixedApprover, FormAnswers, World

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, UnknownOutcomeError, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import RunConflictError, UnknownOutcomeError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.model.approvals import Answer, Gate
@@ -19,6 +20,7 @@ from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.rollback import roll_back, rollback_run
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
+from plan_adapter.store import PlanStatus
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.unknown_outcome import Person

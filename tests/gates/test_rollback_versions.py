@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, acancel_run, arevise_run
+from plan_adapter import ExecutionPlan, PlanRun
+from plan_adapter.errors import NotApprovedError
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import Rollback
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import acancel_run, arevise_run
 from plan_adapter.runs.approval import end_overdue
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
 from tests.gates.test_changed_tools import Shop, shop, stopped
 from tests.gates.world import FixedApprover, World
 

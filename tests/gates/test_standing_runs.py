@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import PlanRun, PlanStatus, PlanStore, RunContext, compile_plan, dump_plan, load_plan, validate
+from plan_adapter import PlanRun, PlanStore, compile_plan
 from plan_adapter.engine import flow_runs
 from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, write_signed_standing
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.status import RunReason
+from plan_adapter.plans import validate
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus, RunContext, dump_plan, load_plan
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
 from tests.gates.world import FixedApprover, World

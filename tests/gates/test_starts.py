@@ -5,7 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from plan_adapter import NotApprovedError, PlanRun, PlanStatus, RunConflictError, StepStatus, StoreError, approve, reject
+from plan_adapter import PlanRun, approve
+from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
+from plan_adapter.gates import reject
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval
 from plan_adapter.model.options import ApprovalPolicy
@@ -14,6 +16,7 @@ from plan_adapter.model.record import Attempt
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs.approval import end_expired
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus, StepStatus
 from plan_adapter.store.recorder import StoreRecorder
 from tests.gates.test_attacks import standing
 from tests.gates.world import FixedApprover, World, another
@@ -300,7 +303,7 @@ async def test_no_further_step_is_called_once_the_approval_is_withdrawn(statemen
     async def withdraw(run: PlanRun, step: object) -> None:
         await world.sql(statement, run=run.id)
 
-    from plan_adapter import Hooks
+    from plan_adapter.runs import Hooks
 
     run = await world.start(approver=FixedApprover(), hooks=Hooks(on_step_complete=withdraw))
     assert world.struck == []
@@ -310,7 +313,7 @@ async def test_no_further_step_is_called_once_the_approval_is_withdrawn(statemen
 
 
 async def test_no_further_step_is_called_once_the_standing_approval_is_revoked(world: World) -> None:
-    from plan_adapter import Hooks
+    from plan_adapter.runs import Hooks
 
     given = await standing(world)
     await world.store.standing.add(given)

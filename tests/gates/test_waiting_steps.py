@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, RunConflictError, StepStatus, arevise_run
+from plan_adapter import ExecutionPlan, PlanRun
 from plan_adapter.cli.progress import plain_lines
+from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approvers import CallbackApprover
@@ -17,11 +18,13 @@ from plan_adapter.model.approvals import Answer, ApprovalRequest, Gate
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import arevise_run
 from plan_adapter.runs.approval import end_overdue
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import Backend, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
+from plan_adapter.store import PlanStatus, StepStatus
 from tests.gates.questions import plan_with_question
 from tests.gates.test_questions import ANSWER
 from tests.gates.world import FixedApprover, FormAnswers, World

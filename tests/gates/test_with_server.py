@@ -19,14 +19,19 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.input import aread_flow_run_input, keyset_from_base_key
 from prefect.states import Cancelled, Completed, Running
 
-from plan_adapter import NotApprovedError, PlanRun, PlanStatus, PrefectApprover, RunConflictError, arun_plan, compile_plan, validate
+from plan_adapter import PlanRun, compile_plan
 from plan_adapter.engine.gate_forms import answer_form, form_fields, open_forms
 from plan_adapter.engine.internals import rerun
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.gates import PrefectApprover
 from plan_adapter.model.approvals import Answer, Decision, Gate
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.status import RunReason
+from plan_adapter.plans import validate
+from plan_adapter.runs import arun_plan
 from plan_adapter.runs import reconcile as reconciling
 from plan_adapter.runs.reconcile import reconcile
+from plan_adapter.store import PlanStatus
 from tests.engine.gates import flow_run, resume
 from tests.gates.questions import plan_with_question
 from tests.gates.world import Silent, World
@@ -321,7 +326,8 @@ async def test_rerunning_a_rejected_flow_run_keeps_it_rejected(world: World) -> 
 SCRIPT = """
 import sys
 from pathlib import Path
-from plan_adapter import ExecutionPlan, PrefectApprover, ToolRegistry, run_plan, tool
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
+from plan_adapter.gates import PrefectApprover
 
 @tool(effect="write")
 def strike(target: str) -> str:
@@ -359,7 +365,8 @@ async def test_a_run_killed_at_its_gate_continues_only_if_it_was_approved(
     found = await reconcile(world.store, with_prefect=True)  # where nothing runs, the page shows the form again and an answer is kept
     assert [(finding.kind, finding.is_corrected) for finding in found] == [("shown", True), *[("answered", False)] * answered]
     assert [form.keyset != gate.keyset for form in await open_forms() if form.run_id == gate.run_id] == [True] * (not answered)
-    from plan_adapter import aresume_run, tool
+    from plan_adapter import tool
+    from plan_adapter.runs import aresume_run
 
     def strike(target: str) -> str:
         """Strike."""

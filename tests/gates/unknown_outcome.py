@@ -5,7 +5,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, UnknownOutcomeError, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import UnknownOutcomeError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.local.settings import Settings
@@ -19,7 +20,8 @@ from tests.gates.world import FormAnswers
 
 SENDING = """
 from typing import Any
-from plan_adapter import ExecutionPlan, ToolRegistry, UnknownOutcomeError, run_plan, tool
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
+from plan_adapter.errors import UnknownOutcomeError
 
 @tool(effect="write")
 def send(order: str, token: str = "") -> str:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approval import PendingGate, answer_to
 from plan_adapter.gates.gate import GateForms
@@ -17,6 +17,7 @@ from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Deci
 from plan_adapter.model.errors import RunConflictError
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import new_id
+from plan_adapter.plans import Input
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run

@@ -1,6 +1,7 @@
 """Tools of the golden plans and runs. Approvals cover their definitions, so they may not change."""
 
-from plan_adapter import ToolRegistry, UnknownOutcomeError, tool
+from plan_adapter import ToolRegistry, tool
+from plan_adapter.errors import UnknownOutcomeError
 
 
 @tool(effect="read")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import PlanRun, PlanStore, ToolRegistry, arun_plan
+from plan_adapter import PlanRun, PlanStore, ToolRegistry
+from plan_adapter.runs import arun_plan
 from tests.importers.builders import Converted, job, noted, workflow
 
 

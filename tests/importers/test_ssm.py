@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_plan
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry
 from plan_adapter.importers.conversion import NotConvertibleError
+from plan_adapter.runs import arun_plan
 from tests.importers.builders import FIXTURES, automation, calls, convert, noted, only
 
 

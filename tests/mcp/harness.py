@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from plan_adapter import ExecutionPlan, OpenAIModel, PlanRun, PlanStore, RunContext, load_plan
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore
+from plan_adapter.agent import OpenAIModel
 from plan_adapter.cli.mcp.offers import EFFECTS, Offers, Runbook
 from plan_adapter.cli.mcp.operations import Agent, Operations
 from plan_adapter.cli.mcp.worker import resume_run
@@ -15,6 +16,7 @@ from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Decision
+from plan_adapter.store import RunContext, load_plan
 from tests.mcp.some_tools import deploy, look, registry
 
 SERVER = "the-server-of-the-harness"

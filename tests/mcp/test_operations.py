@@ -6,8 +6,10 @@ import threading
 
 import pytest
 
-from plan_adapter import OpenAIModel, PlanStatus, PlanStore, RunContext
+from plan_adapter import PlanStore
+from plan_adapter.agent import OpenAIModel
 from plan_adapter.cli.mcp.offers import EFFECTS
+from plan_adapter.store import PlanStatus, RunContext
 from tests.agent.server import Reply, says, scripted
 from tests.mcp.harness import DEPLOY, Harness
 

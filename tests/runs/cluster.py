@@ -5,8 +5,10 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolContext, ToolRegistry, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.model.plan import Rollback, Step
+from plan_adapter.runs import arun_plan
+from plan_adapter.tools import ToolContext
 
 
 class Cluster:

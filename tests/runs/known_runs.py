@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry
 from plan_adapter.local import crash_points
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.errors import PlanAdapterError
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.status import Outcome, RunReason, StepStatus
+from plan_adapter.store import PlanStatus
 from tests.runs.lives import MEMORY, EndedError, Known, Life, World, happened, name_of, tools_of
 
 T = TypeVar("T")

@@ -1,6 +1,7 @@
 """Runs whose process seems to have died while it executed them."""
 
-from plan_adapter import PlanRun, PlanStatus
+from plan_adapter import PlanRun
+from plan_adapter.store import PlanStatus
 from plan_adapter.store.database import tables
 from tests.sql import Sql
 from tests.store.builders import dead_owner

@@ -9,12 +9,13 @@ from pathlib import Path
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, event
 
-from plan_adapter import ExecutionPlan, PlanStatus, ToolRegistry, tool
+from plan_adapter import ExecutionPlan, ToolRegistry, tool
 from plan_adapter.model.errors import StoreError
 from plan_adapter.model.plan import Rollback
 from plan_adapter.model.readable import call_name
 from plan_adapter.model.record import Attempt, Receipt
 from plan_adapter.model.status import RunReason
+from plan_adapter.store import PlanStatus
 from plan_adapter.tools.tool import ToolContext
 
 CRASH_POINTS = (

@@ -18,11 +18,12 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, dump_plan
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore
 from plan_adapter.engine.connection import Server
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.status import RunReason, StepStatus
 from plan_adapter.runs.reconcile import reconcile
+from plan_adapter.store import PlanStatus, dump_plan
 from plan_adapter.store.leases import of_run
 from tests.sql import Sql
 from tests.workers import ROOT, deployed, worker

@@ -9,13 +9,15 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Cancelled, Cancelling, Pending, Running
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, aresume_run, arevise_run, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.cli.app import main
 from plan_adapter.model.status import Outcome, RunReason, StepStatus
 from plan_adapter.runner import acancel_run
+from plan_adapter.runs import aresume_run, arevise_run
 from plan_adapter.runs.reconcile import find_interrupted, reconcile
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.store.database import tables
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.left_behind import let_executor_die

@@ -7,22 +7,10 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import (
-    CallbackApprover,
-    ExecutionPlan,
-    InvalidPlanError,
-    PlanStatus,
-    PlanStore,
-    RunConflictError,
-    StepStatus,
-    ToolRegistry,
-    acancel_run,
-    aresume_run,
-    arun_plan,
-    find_problems,
-    tool,
-)
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.cli.approval_state import statuses_of
+from plan_adapter.errors import InvalidPlanError, RunConflictError
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.options import Concurrency, Input, RunWindow
@@ -30,8 +18,11 @@ from plan_adapter.model.plan import Step
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.run_window import next_opening
 from plan_adapter.model.status import RunReason
+from plan_adapter.plans import find_problems
+from plan_adapter.runs import acancel_run, aresume_run, arun_plan
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
+from plan_adapter.store import PlanStatus, StepStatus
 from plan_adapter.validation import bind_inputs, validate
 from tests.store.conftest import on_both_databases
 

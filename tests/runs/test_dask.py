@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from distributed import LocalCluster
 
-from plan_adapter import InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, arun_plan, load_plan
+from plan_adapter import PlanStore, ToolRegistry
+from plan_adapter.errors import InvalidPlanError
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.model.plan import ExecutionPlan, Rollback
+from plan_adapter.runs import arun_plan
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus, load_plan
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine import dask_tools
 

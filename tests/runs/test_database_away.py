@@ -13,9 +13,12 @@ from uuid import UUID
 import pytest
 from prefect import get_client
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, StoreError, ToolRegistry, aresume_run, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.connection import Server
+from plan_adapter.errors import StoreError
 from plan_adapter.model.status import Outcome, RunReason, StepStatus
+from plan_adapter.runs import aresume_run, arun_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.store.database import patience
 from tests.postgres import PASSWORD, PostgresServer, running_server
 

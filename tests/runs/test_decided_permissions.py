@@ -4,23 +4,16 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import (
-    CallbackApprover,
-    ExecutionPlan,
-    InvalidPlanError,
-    PlanStatus,
-    PlanStore,
-    ToolContext,
-    ToolError,
-    ToolRegistry,
-    aresume_run,
-    arun_plan,
-    tool,
-)
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import InvalidPlanError, ToolError
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.gates.coverage import new_standing_approval, why_not_covered
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.plan import Step
 from plan_adapter.runner import arevise_run
+from plan_adapter.runs import aresume_run, arun_plan
+from plan_adapter.store import PlanStatus
+from plan_adapter.tools import ToolContext
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.sub_plans import NO_APPROVAL
 

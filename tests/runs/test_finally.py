@@ -12,32 +12,23 @@ import pytest
 from prefect import get_client
 from prefect.states import Cancelling
 
-from plan_adapter import (
-    CallbackApprover,
-    ExecutionPlan,
-    PlanStatus,
-    PlanStore,
-    RunConflictError,
-    StepStatus,
-    ToolContext,
-    ToolRegistry,
-    acancel_run,
-    aresolve_step,
-    aresume_run,
-    arun_plan,
-    format_plan,
-    tool,
-)
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.connection import Server
+from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.approvals import ApprovalRequest, Resolution
 from plan_adapter.model.plan import Rollback, Step
 from plan_adapter.model.status import Outcome, RunReason
+from plan_adapter.plans import format_plan
+from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.operator_requests import choices_of
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.store import PlanStatus, StepStatus
 from plan_adapter.text.plan_text import plan_gate_text
 from plan_adapter.text.preview import preview_plan, preview_text
+from plan_adapter.tools import ToolContext
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
 from tests.processes import Program

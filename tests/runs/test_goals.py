@@ -11,8 +11,10 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import TaskRunResult
 
-from plan_adapter import CallbackApprover, InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, aresolve_step
+from plan_adapter import PlanStore, ToolRegistry
 from plan_adapter.engine.connection import Server
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.local import crash_points
@@ -24,9 +26,11 @@ from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
 from plan_adapter.model.record import PlanRun, RunContext
+from plan_adapter.runs import aresolve_step
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import flow_run, logs_of, task_runs

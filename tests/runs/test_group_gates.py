@@ -1,10 +1,13 @@
 """Tests of the gates of step groups: one for the whole group, or one for each item."""
 
-from plan_adapter import CallbackApprover, PlanStatus, PlanStore, aresume_run, arun_plan
+from plan_adapter import PlanStore
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import aresume_run, arun_plan
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.cluster import Cluster, act, rolling
 

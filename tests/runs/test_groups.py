@@ -9,31 +9,21 @@ import pytest
 from prefect.client.schemas.objects import TaskRunResult
 from pydantic import JsonValue
 
-from plan_adapter import (
-    ApprovalRequest,
-    CallbackApprover,
-    PlanStatus,
-    PlanStore,
-    StepStatus,
-    ToolRegistry,
-    acancel_run,
-    aresolve_step,
-    aresume_run,
-    arun_plan,
-    dump_plan,
-    format_plan,
-    tool,
-)
+from plan_adapter import PlanStore, ToolRegistry, tool
 from plan_adapter.cli.progress import plain_lines
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.gates import ApprovalRequest, CallbackApprover
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.options import Input
 from plan_adapter.model.plan import Rollback, Step
 from plan_adapter.model.status import RunReason
+from plan_adapter.plans import format_plan
+from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus, StepStatus, dump_plan
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
 from tests.processes import Program
@@ -309,7 +299,8 @@ async def test_hundreds_of_completed_items_are_carried(cluster: Cluster, store: 
 PROGRAM = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from plan_adapter import PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import PlanStore, ToolRegistry, tool
+from plan_adapter.runs import arun_plan
 from plan_adapter.documents import read_document
 
 log = Path(sys.argv[1])

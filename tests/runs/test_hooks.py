@@ -8,9 +8,11 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import plan_adapter
-from plan_adapter import CallbackApprover, ExecutionPlan, Hooks, PlanRun, PlanStore, acancel_run, aresume_run, arun_plan
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore
 from plan_adapter.engine.connection import Server
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.plan import Step
+from plan_adapter.runs import Hooks, acancel_run, aresume_run, arun_plan
 from tests.runs.cluster import Cluster, act, rolling
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, aresolve_step, aresume_run, arevise_run, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.model.errors import RunConflictError
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import Outcome, PlanStatus
+from plan_adapter.runs import aresolve_step, aresume_run, arevise_run, arun_plan
 from plan_adapter.tools.tool import ToolContext
 
 

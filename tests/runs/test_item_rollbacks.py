@@ -8,32 +8,20 @@ from uuid import UUID
 
 import pytest
 
-from plan_adapter import (
-    ApprovalRequest,
-    CallbackApprover,
-    ExecutionPlan,
-    PlanRun,
-    PlanStatus,
-    PlanStore,
-    RunConflictError,
-    ToolRegistry,
-    acancel_run,
-    aresolve_step,
-    aresume_run,
-    arevise_run,
-    arun_plan,
-    dump_plan,
-    format_plan,
-    tool,
-)
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.connection import Server
+from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.gates import ApprovalRequest, CallbackApprover
 from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.model.plan import Rollback, Step
 from plan_adapter.model.status import RunReason
+from plan_adapter.plans import format_plan
+from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arevise_run, arun_plan
 from plan_adapter.runs.reconcile import hint_of
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.store import PlanStatus, dump_plan
 from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
@@ -329,7 +317,8 @@ async def test_a_rolled_back_item_is_a_task_run_for_each_call(cluster: Cluster, 
 PROGRAM = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from plan_adapter import PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import PlanStore, ToolRegistry, tool
+from plan_adapter.runs import arun_plan
 from plan_adapter.documents import read_document
 
 log, effect, killed_at = Path(sys.argv[1]), sys.argv[4], sys.argv[5]

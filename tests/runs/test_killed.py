@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresolve_step, aresume_run, tool
+from plan_adapter import PlanRun, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import RunConflictError
 from plan_adapter.model.status import Outcome, RunReason
+from plan_adapter.runs import aresolve_step, aresume_run
+from plan_adapter.store import PlanStatus
 from tests.processes import Program
 
 SCRIPT = """\

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresume_run, tool
-from plan_adapter.store import leases
+from plan_adapter import PlanStore, ToolRegistry, tool
+from plan_adapter.errors import RunConflictError
+from plan_adapter.runs import aresume_run
+from plan_adapter.store import PlanStatus, leases
 from tests.processes import Program
 
 SCRIPT = """\

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import PlanStore, StoreError, aload_plan, dump_plan, load_plan
+from plan_adapter import PlanStore
+from plan_adapter.errors import StoreError
+from plan_adapter.store import aload_plan, dump_plan, load_plan
 from tests.store.builders import a_plan
 
 

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry
+from plan_adapter.errors import RunConflictError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.errors import NotApprovedError
@@ -20,6 +21,7 @@ from plan_adapter.runner import acancel_run, aresolve_step, arevise_run
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.known_runs import KnownRuns
 from tests.runs.lives import CRASH_POINTS, ENDS, FAILING, Known, Life, happened, name_of, plans

@@ -2,29 +2,20 @@
 
 import pytest
 
-from plan_adapter import (
-    CallbackApprover,
-    ExecutionPlan,
-    NotApprovedError,
-    PlanRun,
-    PlanStatus,
-    PlanStore,
-    StepStatus,
-    ToolContext,
-    ToolRegistry,
-    aresolve_step,
-    aresume_run,
-    arun_plan,
-    tool,
-)
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.approvals import ApprovalRequest, StandingApproval
 from plan_adapter.model.canonical import runbook_digest
 from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions
 from plan_adapter.model.plan import Step, new_id
+from plan_adapter.runs import aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus, StepStatus
+from plan_adapter.tools import ToolContext
 from plan_adapter.validation import bind_inputs, validate
 from tests.execution.pursuing import Board, ScriptedModel, ends, says, writes
 from tests.runs.cluster import Cluster, run

@@ -13,7 +13,7 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from pydantic import JsonValue
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolContext, ToolRegistry, dump_plan, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.flow import drop_queues
 from plan_adapter.engine.local_server import ensure_server, stop_server
@@ -22,6 +22,8 @@ from plan_adapter.model.approvals import Gate
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus, dump_plan
+from plan_adapter.tools import ToolContext
 from plan_adapter.validation import bind_inputs, validate
 from tests.conftest import PrepareServer
 from tests.engine.gates import resume

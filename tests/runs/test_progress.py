@@ -8,15 +8,18 @@ from uuid import UUID
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStore, acancel_run, aresume_run, arun_plan, dump_plan, format_plan
+from plan_adapter import ExecutionPlan, PlanStore
 from plan_adapter.cli.app import main
 from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.engine.connection import Server
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.options import Input
 from plan_adapter.model.plan import Step
+from plan_adapter.plans import format_plan
+from plan_adapter.runs import acancel_run, aresume_run, arun_plan
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import dump_plan
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import flow_run
 from tests.processes import Program
@@ -105,7 +108,8 @@ async def test_an_interrupted_run_shows_how_far_its_items_are(store_url: str, tm
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from plan_adapter import PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import PlanStore, ToolRegistry, tool
+from plan_adapter.runs import arun_plan
 from plan_adapter.documents import read_document
 
 @tool(effect="write")

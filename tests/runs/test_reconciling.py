@@ -14,23 +14,25 @@ from prefect.client.schemas.objects import State
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.states import Cancelled, Crashed, Pending, Running, Scheduled
 
-from plan_adapter import CallbackApprover, ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, arun_plan, flows, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, flows, tool
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.gate_forms import answer_form, lacks_form, open_forms
 from plan_adapter.engine.states import unattended_state
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, ApprovalRequest, Decision
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.plan import new_id
 from plan_adapter.model.record import Attempt
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import arun_plan
 from plan_adapter.runs import reconcile as reconciling
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.store import leases
+from plan_adapter.store import PlanStatus, leases
 from plan_adapter.store.database import tables
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.left_behind import let_executor_die

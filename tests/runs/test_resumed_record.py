@@ -1,10 +1,12 @@
 """Tests of the record of a resumed run: what it shows for carried steps."""
 
-from plan_adapter import ExecutionPlan, Hooks, PlanRun, PlanStatus, PlanStore, StepRun, ToolRegistry
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry
 from plan_adapter.model.hooks import Event
 from plan_adapter.runner import aresume_run, arun_plan
+from plan_adapter.runs import Hooks
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.store import PlanStatus, StepRun
 from plan_adapter.tools.tool import tool
 
 

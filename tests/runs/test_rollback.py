@@ -7,27 +7,18 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import (
-    CallbackApprover,
-    Input,
-    NotApprovedError,
-    PlanStatus,
-    PlanStore,
-    RunConflictError,
-    ToolRegistry,
-    acancel_run,
-    aresume_run,
-    arevise_run,
-    arun_plan,
-    format_plan,
-    tool,
-)
+from plan_adapter import PlanStore, ToolRegistry, tool
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import Rollback
 from plan_adapter.model.record import RollbackStatus
 from plan_adapter.model.status import RunReason
+from plan_adapter.plans import Input, format_plan
+from plan_adapter.runs import acancel_run, aresume_run, arevise_run, arun_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.text.call_text import step_gate_text
 from plan_adapter.text.plan_text import plan_gate_text
 from plan_adapter.text.preview import preview_plan, preview_text

@@ -8,12 +8,13 @@ import pytest
 from prefect import get_client
 from prefect.states import Cancelling
 
-from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, acancel_run, arun_plan
+from plan_adapter import ExecutionPlan, PlanStore
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.rollback import Rollback as Undo
 from plan_adapter.model.plan import Rollback
 from plan_adapter.model.status import RunReason
-from plan_adapter.runs import start
+from plan_adapter.runs import acancel_run, arun_plan, start
+from plan_adapter.store import PlanStatus
 from tests.runs.drained import World, pool, undone
 
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import PlanStatus, PlanStore, RunConflictError, ToolRegistry, acancel_run, aresolve_step, aresume_run, arun_plan, tool
+from plan_adapter import PlanStore, ToolRegistry, tool
+from plan_adapter.errors import RunConflictError
 from plan_adapter.model.plan import Rollback
 from plan_adapter.model.record import RollbackStatus
 from plan_adapter.model.status import Outcome, RunReason
+from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.resume import resume_action
 from plan_adapter.runs.rollback import roll_back
+from plan_adapter.store import PlanStatus
 from tests.processes import Program
 from tests.runs.drained import World, pool, undone
 from tests.store.conftest import on_both_databases

@@ -6,32 +6,15 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import (
-    ExecutionPlan,
-    Hooks,
-    Input,
-    InvalidPlanError,
-    NoServerError,
-    NotApprovedError,
-    PlanStatus,
-    PlanStore,
-    RunConflictError,
-    RunContext,
-    StepStatus,
-    StoreError,
-    ToolContext,
-    ToolRegistry,
-    acancel_run,
-    aresume_run,
-    arun_plan,
-    compile_plan,
-    run_plan,
-    tool,
-    validate,
-)
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, compile_plan, run_plan, tool
+from plan_adapter.errors import InvalidPlanError, NoServerError, NotApprovedError, RunConflictError, StoreError
 from plan_adapter.gates.approval import answer_to, approve
 from plan_adapter.model.approvals import Approval, ApprovalRequest
 from plan_adapter.model.status import RunReason
+from plan_adapter.plans import Input, validate
+from plan_adapter.runs import Hooks, acancel_run, aresume_run, arun_plan
+from plan_adapter.store import PlanStatus, RunContext, StepStatus
+from plan_adapter.tools import ToolContext
 
 caller = contextvars.ContextVar("caller", default="nobody")
 

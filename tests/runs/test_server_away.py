@@ -16,17 +16,21 @@ from prefect.events.clients import PrefectEventsClient
 from prefect.events.worker import EventsWorker
 from prefect.settings import temporary_settings
 
-from plan_adapter import ExecutionPlan, NoServerError, PlanRun, PlanStatus, PlanStore, ToolContext, ToolRegistry, aresume_run, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.engine import flow as ending
 from plan_adapter.engine import internals
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.flow import drop_queues
 from plan_adapter.engine.local_server import ensure_server, stop_server
+from plan_adapter.errors import NoServerError
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.status import StepStatus
+from plan_adapter.runs import aresume_run
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
+from plan_adapter.tools import ToolContext
 from plan_adapter.validation import bind_inputs, validate
 from tests.conftest import PrepareServer
 

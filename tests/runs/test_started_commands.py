@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresolve_step, aresume_run
+from plan_adapter import PlanRun, PlanStore, ToolRegistry
+from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest
@@ -22,9 +23,11 @@ from plan_adapter.model.host_process import MARKER, HostProcess, marker_of
 from plan_adapter.model.options import Effect
 from plan_adapter.model.record import StartedCommand
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import aresolve_step, aresume_run
 from plan_adapter.runs.reconcile import hint_of
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.store import PlanStatus
 from tests.processes import Program
 from tests.sql import Sql
 

@@ -2,15 +2,19 @@
 
 import pytest
 
-from plan_adapter import CallbackApprover, ExecutionPlan, NotApprovedError, PlanStatus, PlanStore, aresume_run, arun_plan
+from plan_adapter import ExecutionPlan, PlanStore
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.gates.approval import gate_policy_of, refuse_operation
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions
 from plan_adapter.model.plan import Step
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import aresume_run, arun_plan
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import PlanStatus
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.cluster import Cluster
 from tests.runs.sub_plans import around, do, site

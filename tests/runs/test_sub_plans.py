@@ -8,30 +8,19 @@ from uuid import UUID
 import pytest
 from prefect.client.schemas.objects import TaskRunResult
 
-from plan_adapter import (
-    ExecutionPlan,
-    InvalidPlanError,
-    PlanStatus,
-    PlanStore,
-    StepStatus,
-    ToolRegistry,
-    acancel_run,
-    aload_plan,
-    aresolve_step,
-    aresume_run,
-    arun_plan,
-    dump_plan,
-    format_plan,
-    tool,
-)
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.connection import Server
+from plan_adapter.errors import InvalidPlanError
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.execution.items import recorded_items
 from plan_adapter.model.options import ExecutionOptions, Input
 from plan_adapter.model.plan import Step
 from plan_adapter.model.status import RunReason
+from plan_adapter.plans import format_plan
+from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.store import PlanStatus, StepStatus, aload_plan, dump_plan
 from tests.engine.calls import task_runs
 from tests.processes import Program
 from tests.runs.cluster import Cluster, run
@@ -272,7 +261,9 @@ async def test_a_document_cannot_replace_a_named_sub_plan_with_its_own_copy(tmp_
 PROGRAM = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from plan_adapter import PlanStore, ToolRegistry, arun_plan, load_plan, tool
+from plan_adapter import PlanStore, ToolRegistry, tool
+from plan_adapter.runs import arun_plan
+from plan_adapter.store import load_plan
 
 log = Path(sys.argv[1])
 

@@ -7,7 +7,8 @@ from base64 import b64encode
 from typing import Any
 from urllib.parse import quote
 
-from plan_adapter import ToolContext, ToolRegistry, tool
+from plan_adapter import ToolRegistry, tool
+from plan_adapter.tools import ToolContext
 from plan_adapter.tools.shell import run_command
 
 seen = list[str]()

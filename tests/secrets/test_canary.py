@@ -12,13 +12,17 @@ from typing import Any
 import asyncpg
 import pytest
 
-from plan_adapter import Approval, ExecutionPlan, Hooks, InvalidPlanError, PlanStore, aresume_run, arun_plan, read_document
+from plan_adapter import ExecutionPlan, PlanStore
+from plan_adapter.errors import InvalidPlanError
 from plan_adapter.execution.printing import captured_prints
+from plan_adapter.gates import Approval
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.record import PlanRun
+from plan_adapter.runs import Hooks, aresume_run, arun_plan
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import read_document
 from plan_adapter.validation import bind_inputs, validate
 from tests.secrets import leaks
 from tests.secrets.encodings import encodings, found_in

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import Approval, ExecutionPlan, InvalidPlanError, PlanStore, ToolRegistry, arun_plan, lint, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import InvalidPlanError
 from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.gates import Approval
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.model.approvals import ApprovalRequest
+from plan_adapter.plans import lint
+from plan_adapter.runs import arun_plan
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 

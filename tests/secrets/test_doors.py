@@ -7,15 +7,19 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from plan_adapter import CallbackApprover, ExecutionPlan, InvalidPlanError, PlanStore, ToolRegistry, arevise_run, arun_plan, load_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.gates.policy import Policy
 from plan_adapter.model.approvals import GatePolicy, StandingApproval
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.options import Input
 from plan_adapter.model.plan import new_id
 from plan_adapter.model.record import PlanRun, RunContext
+from plan_adapter.runs import arevise_run, arun_plan
 from plan_adapter.runs.operator_requests import record_operator_request
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.store import load_plan
 from plan_adapter.store.database.tables import metadata
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.policies import NewPolicy

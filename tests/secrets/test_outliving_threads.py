@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, ToolRegistry, acancel_run, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.execution import calling
+from plan_adapter.runs import acancel_run, arun_plan
+from plan_adapter.store import PlanStatus
 from tests.secrets.encodings import found_in
 
 CANARY = "canary-Left/7+behind"

@@ -21,10 +21,11 @@ from prefect.client.schemas.filters import (
 from prefect.events.worker import EventsWorker
 from pydantic import SecretStr
 
-from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.secret_blocks import SecretBlocks
 from plan_adapter.local.secrets import SecretUnavailableError
+from plan_adapter.runs import arun_plan
 from plan_adapter.tools.tool import as_tool
 from tests.secrets.encodings import found_in
 from tests.secrets.leaks import leak

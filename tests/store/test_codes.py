@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 from pyotp.totp import TOTP
 
-from plan_adapter import NotApprovedError
+from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.totp import check_code, code_key, encrypt_seed, new_seed
 from plan_adapter.store.store import PlanStore
 from tests.identity.test_codes import settings_with_key

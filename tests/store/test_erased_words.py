@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, select, update
 
 import plan_adapter
-from plan_adapter import CallbackApprover, ExecutionPlan, Step, ToolRegistry, tool
+from plan_adapter import ExecutionPlan, Step, ToolRegistry, tool
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.gates.policy import Policy
 from plan_adapter.model.options import Input
 from plan_adapter.model.record import PlanRun

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import InvalidPlanError, ToolRegistry
+from plan_adapter import ToolRegistry
+from plan_adapter.errors import InvalidPlanError
 from plan_adapter.testing import Case, CaseResult, CaseRunner, load_cases
 
 RESTART = """\

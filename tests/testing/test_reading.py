@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import InvalidPlanError
+from plan_adapter.errors import InvalidPlanError
 from plan_adapter.testing import find_test_files, load_cases
 from tests.testing.conftest import RESTART, SHARED, WriteCases
 

@@ -4,8 +4,11 @@ import time
 
 import pytest
 
-from plan_adapter import InvalidPlanError, StepStatus, ToolContext, ToolRegistry, tool
+from plan_adapter import ToolRegistry, tool
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.store import StepStatus
 from plan_adapter.testing import CaseRunner, Mismatch, run_case
+from plan_adapter.tools import ToolContext
 from tests.testing.conftest import RESTART, SHARED, RunCase, WriteCases
 
 

@@ -11,10 +11,11 @@ from urllib.parse import quote
 
 import pytest
 
-from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.record import Attempt, Receipt
 from plan_adapter.model.status import Outcome
+from plan_adapter.plans import Input
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.tools.tool import ToolContext

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, dump_plan, format_plan, load_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.cli.app import main
 from plan_adapter.engine.form import NotAnAnswerError, parse_answer
 from plan_adapter.engine.gate_display import artifact_key
@@ -20,8 +20,10 @@ from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus
+from plan_adapter.plans import format_plan
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.store import dump_plan, load_plan
 from plan_adapter.store.proof.verification import verify
 from plan_adapter.text import pictures
 from plan_adapter.text.gate_text import without_picture

@@ -8,11 +8,13 @@ import pytest
 from prefect import flow, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
-from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, arun_plan
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry
 from plan_adapter.engine.gate_display import publish_text
 from plan_adapter.engine.outgoing import markdown, paragraphs, state_message
 from plan_adapter.model.readable import call_name
 from plan_adapter.model.status import PlanStatus
+from plan_adapter.plans import Input
+from plan_adapter.runs import arun_plan
 from tests.engine.calls import task_runs
 from tests.text.conftest import fail, take, tell
 from tests.text.payloads import PAYLOADS, PRODUCT, nothing_was_interpreted

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from deployments.timetable import week
 from deployments.timetable.week import Row
-from plan_adapter import OrderGuard, ToolContext, ToolRegistry, WorkingCopy, tool
+from plan_adapter import ToolRegistry, tool
+from plan_adapter.tools import OrderGuard, ToolContext, WorkingCopy
 
 
 def _copy(context: ToolContext) -> WorkingCopy:

@@ -7,8 +7,11 @@ from typing import Any
 from pydantic import JsonValue
 
 from deployments.timetable import week
-from plan_adapter import CallbackApprover, ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_plan, load_plan
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.approvals import ApprovalRequest
+from plan_adapter.runs import arun_plan
+from plan_adapter.store import load_plan
 from tests.agent.goal_players import Answer, Player, Seen, Verifier, playing, reads, writes
 from tests.agent.server import Reply, Request, ScriptedServer, scripted
 

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from deployments.timetable import week
-from plan_adapter import CallbackApprover, PlanStatus, PlanStore, ToolRegistry, aresume_run, tool
+from plan_adapter import PlanStore, ToolRegistry, tool
+from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.status import RunReason
+from plan_adapter.runs import aresume_run
+from plan_adapter.store import PlanStatus
 from tests.agent.goal_players import Answer, Seen, reads, writes
 from tests.agent.server import ScriptedServer
 from tests.processes import Program
@@ -117,7 +120,9 @@ steps:
 
 PROGRAM = """
 import asyncio, os, signal, sys
-from plan_adapter import PlanStore, ToolRegistry, arun_plan, load_plan, tool
+from plan_adapter import PlanStore, ToolRegistry, tool
+from plan_adapter.runs import arun_plan
+from plan_adapter.store import load_plan
 from tests.timetable import editing
 
 @tool(effect="read")

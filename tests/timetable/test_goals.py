@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from deployments.timetable import week
-from plan_adapter import PlanStatus, PlanStore
+from plan_adapter import PlanStore
 from plan_adapter.model.status import RunReason
+from plan_adapter.store import PlanStatus
 from tests.agent.goal_players import Answer, Seen, decides, hijacked, idling, looping, lying, order, reads, sloppy, stubborn, writes
 from tests.agent.server import ScriptedServer
 from tests.timetable.pursuit import Person, Pursuit, placed, places_a_task, pursue

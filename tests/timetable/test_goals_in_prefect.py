@@ -10,8 +10,10 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
 from deployments.timetable import week
-from plan_adapter import CallbackApprover, PlanStore, compile_plan, load_plan
+from plan_adapter import PlanStore, compile_plan
 from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.gates import CallbackApprover
+from plan_adapter.store import load_plan
 from plan_adapter.validation import validate
 from tests.agent.goal_players import playing
 from tests.agent.server import ScriptedServer, scripted

@@ -14,7 +14,8 @@ from typing import TypeAlias
 import pytest
 
 from deployments.timetable import week
-from plan_adapter import PlanStatus, PlanStore, StepStatus
+from plan_adapter import PlanStore
+from plan_adapter.store import PlanStatus, StepStatus
 from tests.agent.goal_players import Answer, Player, Seen, decides, hijacked, order, reads, seen, writes
 from tests.agent.server import ScriptedServer
 from tests.timetable.pursuit import Person, pursue

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from deployments.timetable import week
-from plan_adapter import PlanStatus, PlanStore, StepStatus
+from plan_adapter import PlanStore
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
 from plan_adapter.model.drafts import PlanRequest
 from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.store import PlanStatus, StepStatus
 from tests.agent.goal_players import Answer, Seen, reads, writes
 from tests.agent.server import ScriptedServer, says, scripted
 from tests.timetable.pursuit import Person, placed, places_a_task, pursue

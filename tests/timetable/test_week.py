@@ -6,7 +6,7 @@ import pytest
 
 from deployments.timetable import week
 from deployments.timetable.week import Move
-from plan_adapter import ToolError
+from plan_adapter.errors import ToolError
 
 pytestmark = pytest.mark.usefixtures("timetable")
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from plan_adapter import OrderGuard
+from plan_adapter.tools import OrderGuard
 from tests.tools.examples import example
 
 

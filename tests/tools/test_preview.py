@@ -2,8 +2,9 @@
 
 import pytest
 
-from plan_adapter import ToolContext, ToolRegistry, tool
+from plan_adapter import ToolRegistry, tool
 from plan_adapter.model.errors import ToolDefinitionError
+from plan_adapter.tools import ToolContext
 
 
 def send(order: int, to: str = "here") -> str:

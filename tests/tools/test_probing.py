@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import Done, NotDone, ToolContext, ToolRegistry, as_tool, command_tool, tool
+from plan_adapter import ToolRegistry, tool
 from plan_adapter.model.errors import ToolDefinitionError
+from plan_adapter.tools import Done, NotDone, ToolContext, as_tool, command_tool
 
 
 class Place(StrEnum):

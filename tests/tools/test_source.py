@@ -7,7 +7,8 @@ from types import FunctionType
 import pytest
 import rfc8785
 
-from plan_adapter import Tool, tool
+from plan_adapter import tool
+from plan_adapter.tools import Tool
 from plan_adapter.tools.tool import code_digest
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ToolContext, ToolError, WorkingCopy
-from plan_adapter.tools import working_copy
+from plan_adapter.errors import ToolError
+from plan_adapter.tools import ToolContext, WorkingCopy, working_copy
 from tests.tools.examples import example
 
 

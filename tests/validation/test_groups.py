@@ -2,9 +2,10 @@
 
 import pytest
 
-from plan_adapter import ExecutionPlan, find_problems, lint
+from plan_adapter import ExecutionPlan
 from plan_adapter.documents import read_document
 from plan_adapter.model.options import Input
+from plan_adapter.plans import find_problems, lint
 from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.cluster import Cluster, act, rolling

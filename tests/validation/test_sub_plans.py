@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, InvalidPlanError, ToolRegistry, dump_plan, find_problems, lint, load_plan
+from plan_adapter import ExecutionPlan, ToolRegistry
 from plan_adapter.documents import read_document, read_file
+from plan_adapter.errors import InvalidPlanError
 from plan_adapter.loading import pin_files
 from plan_adapter.model.canonical import diff_plans, plan_digest
 from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions
 from plan_adapter.model.plan import Step
+from plan_adapter.plans import find_problems, lint
+from plan_adapter.store import dump_plan, load_plan
 from plan_adapter.text.formatting import format_plan
 from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate

@@ -1,8 +1,8 @@
 """Tests of what is suggested for words of other programs, and of what the hints of ids say."""
 
-from plan_adapter import load_plan
 from plan_adapter.documents import read_document
 from plan_adapter.model.problems import did_you_mean
+from plan_adapter.store import load_plan
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import find_problems
 from tests.cases import for_each

@@ -5,9 +5,7 @@
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
-from pydantic import JsonValue
-
-from plan_adapter.tools.shell import command_tool
+from plan_adapter.tools.shell import CommandResult, command_tool
 from plan_adapter.tools.tool import Tool, ToolContext, as_tool, tool
 
 
@@ -34,7 +32,7 @@ async def use(context: ToolContext) -> None:
     function: Callable[[str], bytes] = declared
     assert_type(function("a"), bytes)
     assert_type(as_tool(bare), Tool[..., Any])
-    assert_type(await command_tool("s", ["git", "status"])(context), dict[str, JsonValue])
+    assert_type(await command_tool("s", ["git", "status"])(context), CommandResult)
     coroutine: Coroutine[Any, Any, dict[str, int]] = later(key="a", context=context)
     await coroutine
 

@@ -30,14 +30,15 @@ _SHOWN = 6
 def as_aster(validated: ValidatedPlan) -> tuple[dict[str, JsonValue], list[str]]:
     """Return the plan in Aster's fields and PascalCase, and a note for everything that is left out or means something else there.
 
-    Dependencies that only references imply are written out. `plan import` reads the document back.
+    Dependencies that only references imply are written out. A plan that needs no approval says so once, because `auto_approve` beside
+    `require_approval` would contradict it. `plan import` reads the document back.
     """
     plan = validated.plan
     steps = list[dict[str, Any]]()
     document: dict[str, Any] = {
         "ID": plan.id,
         **_pascal_fields(plan, _PLAN_FIELDS),
-        "Options": _pascal_fields(plan.options, _OPTION_FIELDS),
+        "Options": {**_pascal_fields(plan.options, _OPTION_FIELDS), "RequireApproval": plan.options.asks},
         "Steps": steps,
     }
     for step in plan.steps:

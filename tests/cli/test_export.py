@@ -253,3 +253,13 @@ def test_an_aster_export_reports_every_unsupported_field(plan: Plan, home: Path)
     assert plan("export", "release.yaml", "--format", "aster", "--output", "aster.json").code == 0
     back = next(row["plan"] for row in map(json.loads, plan("import", "aster.json", "--json").out.splitlines()) if "plan" in row)
     assert [step["id"] for step in back["steps"]] == ["build", "push"]
+
+
+def test_a_plan_that_needs_no_approval_comes_back_from_an_aster_export_without_contradiction(plan: Plan):
+    options = {"auto_approve": True}
+    Path("free.json").write_text(
+        json.dumps({"description": "d", "options": options, "steps": [{"id": "a", "tool_name": "bash", "parameters": {"command": "true"}}]})
+    )
+    assert plan("export", "free.json", "--format", "aster", "--output", "aster.json").code == 0
+    assert plan("import", "aster.json", "--output", "back.yaml").code == 0
+    assert plan("validate", "back.yaml").code == 0

@@ -1,31 +1,26 @@
 """All uses of parts of Prefect that are not quite public. Each is optional: without it, runs are slower or a convenience is missing.
 
-The task run of a step is created here, because `task(...)` spends a third of a short step's time on working out what is already known:
-the name, the parameters, the dependencies. If a later Prefect breaks that, `task(...)` is called.
 `missing_prefect_features` lists what the installed Prefect lacks.
 """
 
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
-from datetime import UTC, datetime
 from importlib import import_module
 from queue import Empty
 from socket import socket
 from typing import Any, Literal, TypeAlias, cast
-from uuid import UUID, uuid4, uuid5
+from uuid import uuid4
 
 import httpx
 from prefect import Flow, Task
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.objects import FlowRun, State, TaskRun, TaskRunPolicy, TaskRunResult
-from prefect.context import AsyncClientContext, FlowRunContext, TagsContext, TaskRunContext
+from prefect.client.schemas.objects import FlowRun, State, TaskRun, TaskRunPolicy
+from prefect.context import AsyncClientContext, FlowRunContext, TaskRunContext
 from prefect.events import Event
-from prefect.states import Pending
-from prefect.types import DateTime
 
 from plan_adapter.engine.connection import remember_csrf_support
 
@@ -51,12 +46,6 @@ APILogWorker = _optional("logging.handlers", "APILogWorker")
 Feature: TypeAlias = Literal["task runs", "reruns", "parameters", "cancellation"]
 """A part of Prefect that this package uses and can do without."""
 
-MAX_EDGES = 1000
-"""The most upstream task runs that one task run names. An event may have 1.5 MB, and the UI draws no more."""
-
-MAX_SHOWN_DELAYS = 50
-"""Prefect refuses longer lists of retry delays."""
-
 LOCK_MILLISECONDS = 10_000
 """How long a statement of the local server waits for SQLite's lock."""
 
@@ -71,89 +60,14 @@ BUSY_SECONDS = 60.0
 """How long a request is retried this way before a refusal uses up one of the few retries of Prefect's client."""
 
 
-class StepTaskRun:
-    """A task run of the current flow run. Its id derives from flow run and key, so a rerun of the flow run continues the same task run."""
+async def execute(task: Task[..., Any], task_run: TaskRun) -> None:
+    """Let Prefect's task engine execute `task` as `task_run`, to its final state."""
+    await run_task_async(task, task_run=task_run, return_type="state")
 
-    def __init__(
-        self,
-        flow: FlowRunContext,
-        *,
-        step_id: str,
-        name: str,
-        key: str | None = None,
-        upstream: Sequence[UUID] = (),
-        retry_delays: Sequence[float] = (),
-        timeout_seconds: float | None = None,
-        tags: Collection[str] = (),
-    ) -> None:
-        """Create the task run; Prefect learns of it with its first state. `key` identifies it within the flow run, by default the name."""
-        assert flow.flow_run is not None  # only Prefect's background tasks have none
-        flow_run = flow.flow_run
-        self._flow = flow
-        self._last_event: Event | None = None
-        self.task_run = TaskRun(
-            id=uuid5(flow_run.id, key or name),
-            name=name,
-            flow_run_id=flow_run.id,
-            flow_run_run_count=flow_run.run_count,
-            task_key=step_id,
-            dynamic_key=key or name,
-            expected_start_time=cast(DateTime, datetime.now(UTC)),  # Prefect declares pendulum's type and accepts any datetime
-            empirical_policy=TaskRunPolicy(retries=len(retry_delays), retry_delay=list(retry_delays[:MAX_SHOWN_DELAYS])),
-            task_inputs={"wait_for": [TaskRunResult(id=task_run_id) for task_run_id in upstream[:MAX_EDGES]]} if upstream else {},
-            labels={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
-            tags=sorted(TagsContext.get().current_tags.union(tags)),
-        )
 
-    @property
-    def id(self) -> UUID:
-        """The id of the task run."""
-        return self.task_run.id
-
-    @property
-    def tags(self) -> list[str]:
-        """The tags of the task run: those of the step, its tool and the context of the flow."""
-        return self.task_run.tags
-
-    async def run(self, task: Task[..., Any]) -> None:
-        """Let Prefect's task engine execute `task` as this task run, to its final state."""
-        if self.tags:  # it may wait for a slot of a concurrency limit
-            self.enter(Pending())
-        else:
-            self.task_run.state = Pending()
-        await run_task_async(task, task_run=self.task_run, return_type="state")
-
-    def context(self, task: Task[..., Any]) -> TaskRunContext:
-        """Return the context of a call without Prefect's engine: loggers, subflows and tasks in it belong to this task run."""
-        return TaskRunContext(
-            task=task,
-            task_run=self.task_run,
-            parameters={},
-            result_store=self._flow.result_store,
-            client=self._flow.client,
-            persist_result=False,
-        )
-
-    async def show(self, state: Callable[[], State]) -> None:
-        """Show the task run in a final state, without earlier ones. Never blocks."""
-        self.enter(state())
-
-    def enter(self, state: State) -> None:
-        """Move the task run to `state` and report it to Prefect. Never blocks."""
-        run, last = self.task_run, self.task_run.state
-        state.state_details.task_run_id = run.id
-        state.state_details.flow_run_id = run.flow_run_id
-        run.state, run.state_id, run.state_type, run.state_name = state, state.id, state.type, state.name
-        now = cast(DateTime, state.timestamp)
-        if last is not None and last.is_running():
-            run.total_run_time += state.timestamp - last.timestamp
-        if state.is_running():
-            run.run_count, run.start_time = run.run_count + 1, run.start_time or now
-        if state.is_final():
-            run.end_time = now
-        self._last_event = emit_task_run_state_change_event(
-            task_run=run, initial_state=last, validated_state=state, follows=self._last_event
-        )
+def report_state(task_run: TaskRun, before: State | None, *, follows: Event | None) -> Event | None:
+    """Send the state of `task_run` to Prefect as the event of its change from `before`, and return the event. Never blocks."""
+    return emit_task_run_state_change_event(task_run=task_run, initial_state=before, validated_state=task_run.state, follows=follows)
 
 
 async def rerun(flow: Flow[..., Any], flow_run: FlowRun, parameters: dict[str, Any]) -> State:

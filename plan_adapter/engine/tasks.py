@@ -3,6 +3,9 @@
 Prefect's own task engine executes every step that may need it, so that retries, tags, concurrency limits, hooks, assets, transactions and
 spans work. It takes 1.4 times the processor time and 1.6 times as long as sending a short step's two states, so a step that uses none of
 these is executed without it. `needs_engine` decides.
+
+`StepTaskRun` creates the task run here, because `task(...)` spends a third of a short step's time on working out what is already known: the
+name, the parameters, the dependencies. If a later Prefect breaks that, `task(...)` is called.
 """
 
 import asyncio
@@ -10,26 +13,35 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
+from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, cast
-from uuid import UUID, uuid4
+from uuid import UUID, uuid5
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, StateDetails, TaskRun
-from prefect.context import FlowRunContext
+from prefect.client.schemas.objects import State, StateDetails, TaskRun, TaskRunPolicy, TaskRunResult
+from prefect.context import FlowRunContext, TagsContext, TaskRunContext
+from prefect.events import Event
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
-from prefect.states import Completed, Crashed, Running
+from prefect.states import Completed, Crashed, Pending, Running
 from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.types import DateTime
 
-from plan_adapter.engine.internals import StepTaskRun, missing_prefect_features
+from plan_adapter.engine.internals import execute, missing_prefect_features, report_state
 from plan_adapter.engine.outgoing import log_line, log_text, run_name, state_message
 from plan_adapter.engine.states import state_of_call, state_of_carried, state_of_step
 from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.local.crash_points import reached
 from plan_adapter.model.errors import ToolDefinitionError, ToolError
 from plan_adapter.model.record import StepRun
+
+MAX_EDGES = 1000
+"""The most upstream task runs that one task run names. An event may have 1.5 MB, and the UI draws no more."""
+
+MAX_SHOWN_DELAYS = 50
+"""Prefect refuses longer lists of retry delays."""
 
 
 class PrefectStepRunner:
@@ -91,14 +103,9 @@ class PrefectStepRunner:
         for step_id in step_ids:
             self._task_run_ids[step_id].append(run.id)
 
-    def _task_run(
-        self, step_id: str, *, name: str | None = None, upstream: Sequence[str] = (), **options: Any
-    ) -> "StepTaskRun | PlainTaskRun":
+    def _task_run(self, step_id: str, *, name: str | None = None, upstream: Sequence[str] = (), **options: Any) -> "StepTaskRun":
         ids = list(dict.fromkeys(task_run_id for before in upstream for task_run_id in self._task_run_ids[before]))
-        shown = run_name(name or step_id)
-        if self._plain:
-            return PlainTaskRun(shown, ids)
-        return StepTaskRun(self._flow, step_id=step_id, name=shown, upstream=ids, **options)
+        return StepTaskRun(self._flow, step_id=step_id, name=run_name(name or step_id), plain=self._plain, upstream=ids, **options)
 
 
 def log_to_prefect(record: logging.LogRecord) -> None:
@@ -133,29 +140,113 @@ def _needs_plain_task_runs() -> bool:
     return bool(missing)
 
 
-class PlainTaskRun:
-    """A task run that Prefect creates, through public calls only. It is slower than a StepTaskRun, and a stop shows it as Crashed."""
+class StepTaskRun:
+    """A task run of the current flow run. Its id derives from flow run and key, so a rerun of the flow run continues the same task run.
 
-    def __init__(self, name: str, upstream: Sequence[UUID]) -> None:
-        """Prepare a task run. Prefect gives it another id."""
-        self.id = uuid4()
+    Prefect learns of it with its first state. A plain one is created by Prefect instead, through public calls only: it is slower, has
+    neither this id nor a retry policy, and a stop shows it as Crashed.
+    """
+
+    def __init__(
+        self,
+        flow: FlowRunContext,
+        *,
+        step_id: str,
+        name: str,
+        plain: bool = False,
+        key: str | None = None,
+        upstream: Sequence[UUID] = (),
+        retry_delays: Sequence[float] = (),
+        timeout_seconds: float | None = None,
+        tags: Collection[str] = (),
+    ) -> None:
+        """Prepare the task run. `key` identifies it within the flow run, by default the name."""
+        assert flow.flow_run is not None  # only Prefect's background tasks have none
+        flow_run = flow.flow_run
+        self._flow = flow
         self._name = name
-        # These states only draw edges; the scheduler decides what starts when.
-        self._upstream = [Completed(data=True, state_details=StateDetails(task_run_id=task_run_id)) for task_run_id in upstream]
+        self._upstream = upstream
+        self._last_event: Event | None = None
+        self.id = uuid5(flow_run.id, key or name)
+        self.tags = sorted(TagsContext.get().current_tags.union(tags))  # of the step, its tool and the context of the flow
+        self._record: TaskRun | None = None
+        if not plain:
+            self._record = TaskRun(
+                id=self.id,
+                name=name,
+                flow_run_id=flow_run.id,
+                flow_run_run_count=flow_run.run_count,
+                task_key=step_id,
+                dynamic_key=key or name,
+                expected_start_time=cast(DateTime, datetime.now(UTC)),  # Prefect declares pendulum's type and accepts any datetime
+                empirical_policy=TaskRunPolicy(retries=len(retry_delays), retry_delay=list(retry_delays[:MAX_SHOWN_DELAYS])),
+                task_inputs={"wait_for": [TaskRunResult(id=task_run_id) for task_run_id in upstream[:MAX_EDGES]]} if upstream else {},
+                labels={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
+                tags=self.tags,
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether Prefect creates the task run and sets its states."""
+        return self._record is None
 
     async def run(self, task: Task[..., Any]) -> None:
-        """Let Prefect execute `task`, to its final state."""
-        task.task_run_name = lambda: self._name  # a plain string would be used as a format string
-        state: State = await task(wait_for=self._upstream, return_state=True)
-        self.id = state.state_details.task_run_id or self.id
+        """Let Prefect's task engine execute `task` as this task run, to its final state."""
+        if self._record is None:
+            task.task_run_name = lambda: self._name  # a plain string would be used as a format string
+            # These states only draw edges; the scheduler decides what starts when.
+            edges = [Completed(data=True, state_details=StateDetails(task_run_id=task_run_id)) for task_run_id in self._upstream]
+            state: State = await task(wait_for=edges, return_state=True)
+            self.id = state.state_details.task_run_id or self.id
+            return
+        if self.tags:  # it may wait for a slot of a concurrency limit
+            self.enter(Pending())
+        else:
+            self._record.state = Pending()
+        await execute(task, self._record)
 
     async def show(self, state: Callable[[], State]) -> None:
-        """Show the task run in a final state. Its tags are left out: Prefect would wait for a slot of their concurrency limits."""
+        """Show the task run in a final state, without earlier ones.
+
+        A plain one has no tags then: Prefect would wait for a slot of their concurrency limits.
+        """
+        if not self.is_plain:
+            self.enter(state())
+            return
 
         async def end() -> State:
             return state()  # created now, because the server ignores a state older than Running
 
         await self.run(Task(end, name=self._name, cache_policy=NO_CACHE, persist_result=False))
+
+    def context(self, task: Task[..., Any]) -> TaskRunContext:
+        """Return the context of a call without Prefect's engine: loggers, subflows and tasks in it belong to this task run."""
+        assert self._record is not None
+        return TaskRunContext(
+            task=task,
+            task_run=self._record,
+            parameters={},
+            result_store=self._flow.result_store,
+            client=self._flow.client,
+            persist_result=False,
+        )
+
+    def enter(self, state: State) -> None:
+        """Move the task run to `state` and report it to Prefect, which does both for a plain one. Never blocks."""
+        if (run := self._record) is None:
+            return
+        last = run.state
+        state.state_details.task_run_id = run.id
+        state.state_details.flow_run_id = run.flow_run_id
+        run.state, run.state_id, run.state_type, run.state_name = state, state.id, state.type, state.name
+        now = cast(DateTime, state.timestamp)
+        if last is not None and last.is_running():
+            run.total_run_time += state.timestamp - last.timestamp
+        if state.is_running():
+            run.run_count, run.start_time = run.run_count + 1, run.start_time or now
+        if state.is_final():
+            run.end_time = now
+        self._last_event = report_state(run, last, follows=self._last_event)
 
 
 def needs_engine(call: StepCall, tags: Collection[str]) -> bool:
@@ -178,9 +269,9 @@ class Attempts:
         self._is_waiting = True  # for a slot of a concurrency limit, or for the next attempt
         self.task = self._build_task()
 
-    async def run_in(self, run: "StepTaskRun | PlainTaskRun") -> AttemptEnd:
+    async def run_in(self, run: StepTaskRun) -> AttemptEnd:
         """Make the attempts in `run` and return how the last one ended. When the run stops, a wait for an attempt ends at once."""
-        if isinstance(run, StepTaskRun) and not needs_engine(self._call, run.tags):
+        if not run.is_plain and not needs_engine(self._call, run.tags):
             return await self._run_directly(run)
         running = asyncio.ensure_future(run.run(self.task))
         stopped = asyncio.ensure_future(self._call.stopped())
@@ -189,8 +280,7 @@ class Attempts:
             if not running.done() and self._is_waiting:
                 running.cancel()
                 await asyncio.wait({running})
-                if isinstance(run, StepTaskRun):
-                    run.enter(state_of_call(stopped.result()))
+                run.enter(state_of_call(stopped.result()))
                 return stopped.result()
             await asyncio.wait({running})
         except asyncio.CancelledError:

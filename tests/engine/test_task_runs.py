@@ -10,8 +10,7 @@ from prefect import flow, get_run_logger, tags, task
 from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.states import Completed
 
-from plan_adapter.engine.internals import MAX_EDGES
-from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
+from plan_adapter.engine.tasks import MAX_EDGES, PrefectStepRunner, log_to_prefect
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.model.errors import StoreError
 from plan_adapter.model.status import Outcome, StepStatus

@@ -73,7 +73,7 @@ def test_rendering_the_expression_needs_no_value() -> None:
         ("${{ secrets[inputs.user] }}", "unknown-reference", "names no secret"),
         ("${{ secrets[0] }}", "unknown-reference", "names no secret"),
         ("${{ secrets.my-key }}", "hyphenated-id", "secrets.my-key"),
-        ("${{ secrets.token.part }}", "expression-type", "a string has no `part`"),
+        ("${{ secrets.token.part }}", "expression-type", "a text has no `part`"),
         ("${{ secrets.token + 1 }}", "expression-type", "string()"),
         ('${{ secrets["../x"] }}', "bad-secret-name", "../x"),
         ('${{ secrets["a b"] }}', "bad-secret-name", "a b"),

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import JsonValue, ValidationError
 from pydantic.alias_generators import to_camel, to_pascal, to_snake
+from pydantic_core import ErrorDetails
 
 from plan_adapter.documents.nodes import Node
 from plan_adapter.documents.wording import to_problem
@@ -19,9 +20,6 @@ from plan_adapter.model.options import DocumentModel, PlanPart
 from plan_adapter.model.problems import Problem, did_you_mean
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.values import join
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 M = TypeVar("M", bound=DocumentModel)
 
@@ -66,11 +64,13 @@ def build(document: dict[str, Any], model: type[M], *, context: object = None) -
         try:
             return model.model_validate(document, strict=True, context=context), problems
         except ValidationError as error:
-            found = [(_path_of(finding, document), finding) for finding in error.errors(include_url=False)]
+            found = dict[tuple[int | str, ...], ErrorDetails]()  # the first at each place
+            for finding in error.errors(include_url=False):
+                found.setdefault(_path_of(finding, document), finding)
             if not problems:
-                problems = [to_problem(finding, path, names_field=model.names_fields) for path, finding in found]
+                problems = [to_problem(finding, path, names_field=model.names_fields) for path, finding in found.items()]
                 document = _copy(document)
-            holders = [path[:-1] if finding["type"] == "missing" and len(path) > 1 else path for path, finding in found]
+            holders = [path[:-1] if finding["type"] == "missing" and len(path) > 1 else path for path, finding in found.items()]
             removed = [_remove(document, path, model) for path in holders]
             if not any(removed):
                 raise
@@ -82,7 +82,7 @@ def _copy(value: Any) -> Any:
     return [_copy(member) for member in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
 
 
-def _path_of(finding: "ErrorDetails", document: Any) -> tuple[int | str, ...]:
+def _path_of(finding: ErrorDetails, document: Any) -> tuple[int | str, ...]:
     """Return the path of the value concerned, or of the missing field. Pydantic's location also names members of unions and keys."""
     path, value = list[int | str](), document
     for part in finding["loc"]:

@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+from pydantic_core import ErrorDetails
 
 from plan_adapter.documents.nodes import shorten_path
 from plan_adapter.model.problems import Problem, did_you_mean
 from plan_adapter.model.values import join
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 _EXPECTED: Mapping[str, str] = {
     "int_type": "an integer",
@@ -26,7 +24,7 @@ _LIMITS: Mapping[str, tuple[str, str]] = {"greater_than_equal": ("at least", "ge
 _LITERAL_CODES: Mapping[str, str] = {"effect": "bad-effect", "version": "unsupported-version"}
 
 
-def to_problem(finding: "ErrorDetails", path: tuple[int | str, ...], *, names_field: bool) -> Problem:
+def to_problem(finding: ErrorDetails, path: tuple[int | str, ...], *, names_field: bool) -> Problem:
     """Return the problem of the value at `path`. Its message names the field and shows the value, or says `this` and the value's type."""
     at = ""
     for part in path:
@@ -42,7 +40,7 @@ def _field_path(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
     return path[start:]
 
 
-def _describe(finding: "ErrorDetails", name: str, *, names_field: bool) -> tuple[str, str, str]:
+def _describe(finding: ErrorDetails, name: str, *, names_field: bool) -> tuple[str, str, str]:
     """Return the code, message and hint. A validator of a model has chosen them itself if its error has a code."""
     kind, context = finding["type"], finding.get("ctx", {})
     given = context.get("given", finding["input"])

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 from pydantic import BaseModel, Field, JsonValue, PrivateAttr, ValidationError, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
-from pydantic_core import PydanticCustomError
 from uuid_utils import uuid7
 
 from plan_adapter.model.options import (
@@ -25,7 +24,7 @@ from plan_adapter.model.options import (
     Question,
     Runner,
 )
-from plan_adapter.model.problems import Problem
+from plan_adapter.model.problems import Problem, type_error
 
 ASK = "ask"
 """What a question is called where other steps have the name of their tool."""
@@ -170,7 +169,7 @@ def _either(wanted: str) -> WrapValidator:
             return handler(value)
         except ValidationError as error:
             given = error.errors()[0]["input"]  # the value, or the member of it that does not fit
-            raise PydanticCustomError("several_types", "must be {wanted}", {"wanted": wanted, "given": given, "hint": ""}) from None
+            raise type_error(wanted, given=given) from None
 
     return WrapValidator(validate)
 

@@ -44,6 +44,11 @@ def value_error(code: str, message: str, hint: str = "") -> PydanticCustomError:
     return PydanticCustomError("problem", "{message}", {"code": code, "message": message, "hint": hint})
 
 
+def type_error(wanted: str, hint: str = "", **given: object) -> PydanticCustomError:
+    """Return the error with which such a validator reports a type. `given` is what does not fit, if it is not the value itself."""
+    return PydanticCustomError("wrong_type", "must be {wanted}", {"wanted": wanted, "hint": hint, **given})
+
+
 _OTHER_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "tool": ("tool_name",),

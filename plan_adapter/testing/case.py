@@ -8,12 +8,9 @@ from typing import Literal, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.expressions import Expression, Template
-from plan_adapter.model.options import CallKind, Effect
-from plan_adapter.model.status import PlanStatus, RunReason
+from plan_adapter.model.options import CallKind
+from plan_adapter.testing.expectations import Expectation
 from plan_adapter.validation import BoundPlan, ValidatedPlan
-
-PLAN = "plan"
-"""The name of the plan's own gate."""
 
 GateAnswer: TypeAlias = Literal["approve", "reject", "expire"]
 """An answer at a gate. `expire`: nobody answers in time."""
@@ -40,32 +37,6 @@ class Answers:
         index = item if self.by_item and item is not None else 0
         attempts = self.calls[index] if index < len(self.calls) else ()
         return attempts[min(number, len(attempts) - 1)] if attempts else None
-
-
-Order: TypeAlias = tuple[str | tuple[str, ...], ...]
-"""The ids of steps in the order in which they start. Steps in an inner tuple start in any order."""
-
-Parameters: TypeAlias = dict[str, JsonValue] | list[dict[str, JsonValue]]
-"""The parameters of every call of a step, or of each one in turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """What is expected of a run. Fields that are None are not checked."""
-
-    status: PlanStatus = PlanStatus.COMPLETED
-    reason: RunReason | None = None
-    message: str | None = None  # a part of it
-    order: Order | None = None
-    gates: tuple[str, ...] | None = None
-    skipped: Mapping[str, str] | None = None  # by step, a part of the reason
-    failed: Mapping[str, str] | None = None  # by step, a part of the error
-    rolled_back: tuple[str, ...] | None = None  # names of calls
-    effects: Mapping[Effect, tuple[str, ...]] | None = None  # the steps that were called with that effect
-    attempts: Mapping[str, int] | None = None
-    called_with: Mapping[str, Parameters] | None = None
-    results: Mapping[str, JsonValue] | None = None
-    outputs: Mapping[str, JsonValue] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import GOAL
 from plan_adapter.model.readable import call_name
 from plan_adapter.store.store import PlanStore
-from plan_adapter.testing.case import PLAN, Case, find_result_uses
+from plan_adapter.testing.case import Case, find_result_uses
+from plan_adapter.testing.expectations import PLAN
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation import ValidatedPlan
 

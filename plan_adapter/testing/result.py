@@ -10,7 +10,8 @@ from plan_adapter.model.readable import call_name, counted, one_line
 from plan_adapter.model.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.model.status import Outcome, RunReason, StepStatus
 from plan_adapter.model.values import join
-from plan_adapter.testing.case import Case, Expectation, Parameters
+from plan_adapter.testing.case import Case
+from plan_adapter.testing.expectations import CalledWith, Ended, Expectation
 
 SHOWN_CHARACTERS = 400
 
@@ -104,19 +105,18 @@ def compare(expect: Expectation, run: PlanRun, recorded: RecordedCalls) -> Itera
     yield from _compare_ended("skipped", expect.skipped, [step for step in run.steps if step.status is StepStatus.SKIPPED])
     yield from _compare_ended("failed", expect.failed, [step for step in run.steps if step.status is StepStatus.FAILED])
     yield from _compare_values("rolled_back", _as_list(expect.rolled_back), _as_list(recorded.rolled_back))
-    for effect, ids in (expect.effects or {}).items():
-        yield from _compare_values(
-            join("effects", effect), _sorted_list(ids), _sorted_list(_step_ids(call for call in calls if call.effect == effect))
-        )
-    for step_id, count in (expect.attempts or {}).items():
+    for effect, ids in expect.effects.items():
+        found = _step_ids(call for call in calls if call.effect == effect)
+        yield from _compare_values(join("effects", effect), _sorted_list(ids), _sorted_list(found))
+    for step_id, count in expect.attempts.items():
         yield from _compare_values(join("attempts", step_id), count, sum(call.step_id == step_id for call in calls))
-    for step_id, parameters in (expect.called_with or {}).items():
+    for step_id, parameters in expect.called_with.items():
         yield from _compare_parameters(
             join("called_with", step_id), parameters, [call.parameters for call in _last_attempts(calls) if call.step_id == step_id]
         )
-    for step_id, value in (expect.results or {}).items():
+    for step_id, value in expect.results.items():
         yield from _compare_subset(value, steps[step_id].result, join("results", step_id))
-    yield from _compare_subset(dict(expect.outputs or {}), run.outputs, "outputs")
+    yield from _compare_subset(expect.outputs, run.outputs, "outputs")
 
 
 def _compare_values(at: str, expected: JsonValue, actual: JsonValue) -> Iterator[Mismatch]:
@@ -137,10 +137,11 @@ def _sorted_list(ids: Iterable[str]) -> list[JsonValue]:
     return [*sorted(ids)]
 
 
-def _compare_ended(at: str, expected: Mapping[str, str] | None, steps: list[StepRun]) -> Iterator[Mismatch]:
+def _compare_ended(at: str, expected: Ended | None, steps: list[StepRun]) -> Iterator[Mismatch]:
     """Yield a mismatch if other steps ended this way, or if a step's reason lacks the expected text."""
     if expected is None:
         return
+    expected = dict.fromkeys(expected, "") if isinstance(expected, list) else expected
     found = {step.id: _explanation(step) for step in steps}
     yield from _compare_values(at, _sorted_list(expected), _sorted_list(found))
     for step_id, part in expected.items():
@@ -170,7 +171,7 @@ def _compare_order(expect: Expectation, started: list[str]) -> Iterator[Mismatch
     yield from _compare_values("order", wanted, found)
 
 
-def _compare_parameters(at: str, expected: Parameters, calls: list[dict[str, JsonValue]]) -> Iterator[Mismatch]:
+def _compare_parameters(at: str, expected: CalledWith, calls: list[dict[str, JsonValue]]) -> Iterator[Mismatch]:
     """Yield where the parameters of a step's calls differ from `expected`: a list has one entry per call, a mapping is for all calls."""
     if isinstance(expected, list) and len(expected) != len(calls):
         yield Mismatch(at, [*expected], [*calls])

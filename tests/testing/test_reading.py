@@ -96,6 +96,19 @@ def test_the_problem_of_an_invalid_test_file_says_what_is_missing(problems: Prob
     assert problems(text) == [found]
 
 
+@pytest.mark.parametrize(
+    ("expect", "found"),
+    [
+        ("{reason: rejectd}", "4:22 bad-value this must be one of `step_failed`, `timed_out`, `rejected`, "),
+        ("{gates: }", "4:22 wrong-type this must not be null; write a value, or remove the line"),
+        ("{skipped: [tel]}", "4:32 unknown-step no step is called `tel`; did you mean `tell`?"),
+    ],
+)
+def test_an_expectation_that_cannot_be_checked_is_refused(problems: Problems, expect: str, found: str) -> None:
+    (problem,) = problems(f"{SHARED}cases: {{a: {{expect: {expect}}}}}")
+    assert problem.startswith(found)
+
+
 def test_expire_is_refused_for_a_gate_that_never_expires(problems: Problems) -> None:
     plan = RESTART.replace("options: {approval_timeout_ms: 60000}\n", "")
     (found,) = problems(f"{SHARED}gates: {{plan: expire}}\ncases: {{a: {{}}}}", plan=plan)

@@ -15,8 +15,7 @@ from prefect.runtime import flow_run
 from prefect.states import Running
 from pydantic import Field, create_model
 
-from plan_adapter.engine.gate_display import publish_text
-from plan_adapter.engine.outgoing import markdown, run_name
+from plan_adapter.engine.outgoing import markdown, publish_text, run_name
 from plan_adapter.model.readable import prose
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from pydantic import JsonValue, WithJsonSchema
 
 from plan_adapter.engine.connection import describe_server_error, override_settings
 from plan_adapter.engine.flow_runs import CHECKS_ITSELF, name_flow_run, run_flow, tag_flow_run
-from plan_adapter.engine.gate_pause import keep_unattended_pause, leave_notice
+from plan_adapter.engine.gate_forms import keep_unattended_pause, leave_notice
 from plan_adapter.engine.internals import (
     busy_retries,
     confirm_delivery,

@@ -1,4 +1,4 @@
-"""Starting and rerunning flow runs, and finding out who started or cancelled them."""
+"""Starting and rerunning flow runs, finding out who started or cancelled them, and reading their logs."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -11,8 +11,10 @@ from uuid import UUID
 
 import httpx
 from prefect import Flow, get_client
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.objects import FlowRun, Log, State, StateType
+from prefect.client.schemas.sorting import LogSort
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause
 
@@ -170,3 +172,45 @@ async def read_cancellations(flow_run_ids: Collection[str]) -> dict[str, Cancell
 
 def _is_cancellation(state: State) -> bool:
     return state.type in _CANCELLATION_TYPES
+
+
+LOG_PAGE = 200
+"""The most log lines or task runs that Prefect's API returns at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One log record. `step` is the name of its task run, or None for a record of the flow itself."""
+
+    at: datetime
+    level: int
+    step: str | None
+    text: str
+
+
+async def flow_run_logs(flow_run_id: str) -> list[LogLine]:
+    """Return the records of a flow run and its task runs, oldest first, from the current server."""
+    async with get_client() as client:
+        lines = await _read_logs(client, flow_run_id)
+        names = await _task_names(client, flow_run_id)
+    return [LogLine(line.timestamp, line.level, names.get(line.task_run_id), line.message) for line in lines]
+
+
+async def _read_logs(client: PrefectClient, flow_run_id: str) -> list[Log]:
+    wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[UUID(flow_run_id)]))
+    logs: list[Log] = []
+    while True:
+        page = await client.read_logs(log_filter=wanted, limit=LOG_PAGE, offset=len(logs), sort=LogSort.TIMESTAMP_ASC)
+        logs += page
+        if len(page) < LOG_PAGE:
+            return logs
+
+
+async def _task_names(client: PrefectClient, flow_run_id: str) -> dict[UUID | None, str]:
+    this = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run_id)]))
+    names: dict[UUID | None, str] = {}
+    while True:
+        page = await client.read_task_runs(flow_run_filter=this, limit=LOG_PAGE, offset=len(names))
+        names |= {run.id: run.name for run in page}
+        if len(page) < LOG_PAGE:
+            return names

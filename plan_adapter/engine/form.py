@@ -1,8 +1,12 @@
-"""The form of a gate: `build_form` builds what Prefect shows and its server checks; `parse_answer` parses the untrusted answer."""
+"""The form of a gate: `build_form` builds what Prefect shows and its server checks; `parse_answer` parses the untrusted answer.
+
+The sentences that Prefect shows about an open gate are here, too.
+"""
 
 import json
 import re
 from collections.abc import Collection, Mapping
+from datetime import UTC
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
@@ -11,8 +15,8 @@ from pydantic import ConfigDict, Field, JsonValue, create_model
 
 from plan_adapter.model.approvals import Answer, ApprovalRequest, Decision, GateKind, GatePolicy, Resolution
 from plan_adapter.model.options import Input
-from plan_adapter.model.readable import counted, prose
-from plan_adapter.text.commands import SHOWN_DIGITS, open_form_notice, show_command
+from plan_adapter.model.readable import call_name, counted, one_line, prose
+from plan_adapter.text.commands import SHOWN_DIGITS, answer_command, open_form_notice, show_command
 from plan_adapter.text.gate_text import split_text, without_picture
 from plan_adapter.validation.inputs import form_schema
 
@@ -39,6 +43,7 @@ _DECISIONS: dict[GateKind, tuple[str, ...]] = {
     "question": ("answer", "reject"),
     "outcome": get_args(Resolution),
 }
+_SIGN_COMMANDS: dict[GateKind, str] = {"approval": "approve", "question": "answer", "outcome": "resolve --api"}
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _LIMITS = {
     "decision": MAX_NAME_CHARACTERS,
@@ -60,40 +65,32 @@ def build_form(request: ApprovalRequest, *, takes_codes: bool = True) -> type[Ru
 
     Without `takes_codes` it has no field for a one-time code: anyone could read and submit it.
     """
-    if request.kind == "outcome":
-        return _build_outcome_form(request, takes_codes=takes_codes)
-    if request.kind == "question":
-        return _build_question_form(request, takes_codes=takes_codes)
-    fields: dict[str, Any] = {
-        "decision": (
-            Literal[get_args(Decision)],
-            Field(title="Decision", description="For request_changes, say in the note what to change."),
-        ),
-        "approver": (str, _approver_field(request.gate_policy)),
-        **_proof_fields(request.gate_policy, command="plan approve --sign", takes_codes=takes_codes),
-        "note": (str, _note_field()),
-        "digest": (str, _digest_field(request)),
-    }
-    return create_model("Answer", __base__=RunInput, **fields)
 
-
-def _build_question_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:
-    """Return the form that asks a question: first the fields of the plan, then those of every form."""
-
-    class QuestionForm(RunInput):
-        model_config = ConfigDict(json_schema_extra=partial(_prepend_fields, request.fields))
+    class Form(RunInput):
+        model_config = ConfigDict(json_schema_extra=partial(_prepend_fields, request.fields) if request.kind == "question" else None)
 
     fields: dict[str, Any] = {
-        "decision": (
-            Literal["answer", "reject"],
-            Field(default="answer", title="Decision", description="With reject the run ends, whatever the other fields say."),
-        ),
+        "decision": (Literal[_DECISIONS[request.kind]], _decision_field(request.kind)),
+        **({"result": (str, _result_field())} if request.kind == "outcome" else {}),
         "approver": (str, _approver_field(request.gate_policy)),
-        **_proof_fields(request.gate_policy, command="plan answer --sign", takes_codes=takes_codes),
-        "note": (str, _note_field()),
+        **_proof_fields(request.gate_policy, command=f"plan {_SIGN_COMMANDS[request.kind]} --sign", takes_codes=takes_codes),
+        "note": (str, _note_field("How you know." if request.kind == "outcome" else None)),
         "digest": (str, _digest_field(request)),
     }
-    return create_model("Answer", __base__=QuestionForm, **fields)
+    return create_model("Outcome" if request.kind == "outcome" else "Answer", __base__=Form, **fields)
+
+
+def _decision_field(kind: GateKind) -> Any:
+    if kind == "approval":
+        return Field(title="Decision", description="For request_changes, say in the note what to change.")
+    if kind == "question":
+        return Field(default="answer", title="Decision", description="With reject the run ends, whatever the other fields say.")
+    return Field(title="How it ended")
+
+
+def _result_field() -> Any:
+    description = 'With done: what the call returned, as JSON (text in quotes: "v3"). Leave it empty for none.'
+    return Field(default="", max_length=MAX_RESULT_CHARACTERS, title="Result", description=description)
 
 
 def _prepend_fields(fields: Mapping[str, Input], schema: dict[str, Any]) -> None:
@@ -103,30 +100,6 @@ def _prepend_fields(fields: Mapping[str, Input], schema: dict[str, Any]) -> None
     schema["properties"] = {name: {**field, "position": position} for position, (name, field) in enumerate(properties.items())}
     # A condition on `decision` would let a rejection leave them out, but the UIs would call every field optional.
     schema["required"] = [*cast("list[str]", own["required"]), *schema["required"]]
-
-
-def _build_outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:
-    """Return the form that asks how a call ended."""
-    fields: dict[str, Any] = {
-        "decision": (
-            Literal[get_args(Resolution)],
-            Field(title="How it ended"),
-        ),
-        "result": (
-            str,
-            Field(
-                default="",
-                max_length=MAX_RESULT_CHARACTERS,
-                title="Result",
-                description='With done: what the call returned, as JSON (text in quotes: "v3"). Leave it empty for none.',
-            ),
-        ),
-        "approver": (str, _approver_field(request.gate_policy)),
-        **_proof_fields(request.gate_policy, command="plan resolve --api --sign", takes_codes=takes_codes),
-        "note": (str, _note_field("How you know.")),
-        "digest": (str, _digest_field(request)),
-    }
-    return create_model("Outcome", __base__=RunInput, **fields)
 
 
 def notice_schema() -> dict[str, JsonValue]:
@@ -294,3 +267,37 @@ def _open_fence(text: str) -> str | None:
         elif fence.startswith(opened[1]) and not more.strip():
             opened = None
     return None if opened is None else "".join(opened)
+
+
+def called_step(request: ApprovalRequest) -> str:
+    """Return the name of the step, and of its item, that the request is about."""
+    return call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)
+
+
+_UI_INSTRUCTION = "answer with the button Resume (in Prefect's newer UI: in the menu ⋮)"
+"""Where each of Prefect's UIs has the button on the flow run's page."""
+
+
+def waiting_message(request: ApprovalRequest) -> str:
+    """Return a sentence that says that the gate of `request` is open and how to answer it."""
+    command = answer_command(request)
+    if request.kind == "outcome":
+        return f"asks how {called_step(request)} ended; its outcome is unknown: {_UI_INSTRUCTION}, or with `{command}`"
+    until = "" if request.expires_at is None else f", until {request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    what = "an answer to a question" if request.kind == "question" else "an approval"
+    return f"waits for {what}{until}: {_UI_INSTRUCTION}, or with `{command}`"
+
+
+def lost_form_message(request: ApprovalRequest) -> str:
+    """Return a sentence that says how to answer the gate of `request`, whose form Prefect does not keep."""
+    return f"Prefect does not keep the form of this gate, so it cannot be answered on its page: `{answer_command(request)}` answers it"
+
+
+def paused_message(request: ApprovalRequest) -> str:
+    """Return the message of the paused state."""
+    name = one_line(request.name)[:MAX_NAME_CHARACTERS]
+    if request.kind == "approval":
+        return f"Waiting for an approval of {name}"
+    if request.kind == "question":
+        return f"Waiting for an answer to the question `{request.step_id}` of {name}"
+    return f"Waiting to know how `{called_step(request)}` of {name} ended"

@@ -3,6 +3,8 @@
 Text of plans, tools, models and people is untrusted. Prefect's pages show some of it as it is and render the rest as Markdown. In neither
 may it hide or move what stands around it, or make links, pictures or HTML. Values, such as the parameters of a flow run, are no text.
 
+`log_writer`, `emit_gate_event` and `publish_text` send log lines, the events of gates and artifacts.
+
 The fields of forms are described in `validation/inputs.py` (`form_schema`), the text of gates in `text/`.
 """
 
@@ -10,13 +12,28 @@ import hashlib
 import logging
 import re
 import traceback
-from typing import Any, cast
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeAlias, cast
 
-from plan_adapter.model.readable import MAX_NAME_CHARACTERS, cut, one_line, prose, visible
+from prefect.artifacts import acreate_markdown_artifact
+from prefect.context import FlowRunContext
+from prefect.events import emit_event
+from prefect.logging.loggers import flow_run_logger
+
+from plan_adapter.gates.gate import GateEventKind
+from plan_adapter.model.approvals import Approval, Gate
+from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, one_line, prose, visible
+from plan_adapter.model.record import PlanRun
+from plan_adapter.text.commands import answer_command
+
+log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_LABEL_CHARACTERS = 1000
 MAX_ARTIFACT_CHARACTERS = 1_000_000
+MAX_NOTE_CHARACTERS = 500
+MAX_TITLE_CHARACTERS = 200
 
 
 def state_message(text: str) -> str:
@@ -78,3 +95,64 @@ def artifact_key(name: str) -> str:
         return key
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return f"{key[: MAX_KEY_CHARACTERS - 13].rstrip('-')}-{digest}".lstrip("-")
+
+
+LogWriter: TypeAlias = Callable[[str], None]
+"""Writes a line to the log of a flow run."""
+
+
+def log_writer(flow: FlowRunContext) -> LogWriter:
+    """Return a function that writes to the log of this flow run from any context."""
+    logger = flow_run_logger(flow_run=flow.flow_run, flow=flow.flow)
+    return lambda message: logger.info("%s", log_line(message))
+
+
+def emit_gate_event(
+    kind: GateEventKind, gate: Gate, run: PlanRun, *, link: str | None, message: str | None = None, approval: Approval | None = None
+) -> None:
+    """Send the event `plan.gate.<kind>` to Prefect. Never blocks or raises. `approval` is the answer, if there is one."""
+    try:
+        related = [{"prefect.resource.id": f"plan.run.{run.id}", "prefect.resource.role": "plan-run"}]
+        if flow_run_id := gate.flow_run_id or run.flow_run_id:
+            related.append({"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"})
+        emit_event(
+            f"plan.gate.{kind}",
+            resource=event_payload({"prefect.resource.id": f"plan.gate.{gate.id}", "prefect.resource.name": _gate_title(gate)}),
+            related=related,
+            payload=event_payload(
+                {
+                    "link": link,
+                    "plan": one_line(gate.name),
+                    "asks": gate.kind,
+                    "step": gate.step_id,
+                    "call_kind": gate.call_kind,
+                    "item": item_number(gate.item),
+                    "label": gate.label,
+                    "run_id": run.id,
+                    "age_seconds": round(max(0.0, ((gate.closed_at or datetime.now(UTC)) - gate.opened_at).total_seconds())),
+                    "digest": gate.approval_digest,
+                    "command": answer_command(gate) if gate.closed_at is None else None,
+                    "expires_at": None if gate.expires_at is None else gate.expires_at.isoformat(),
+                    "message": None if message is None else one_line(message)[:MAX_NOTE_CHARACTERS],
+                    "decision": None if approval is None else approval.decision,
+                    "by": None if approval is None else one_line(approval.by),
+                    "known_by": None if approval is None else approval.known_by,
+                    "note": None if approval is None else one_line(approval.note)[:MAX_NOTE_CHARACTERS],
+                }
+            ),
+        )
+    except Exception as error:
+        log.warning("the event plan.gate.%s of gate %s was not sent: %s", kind, gate.id, error)
+
+
+async def publish_text(text: str, *, key: str, description: str) -> None:
+    """Publish Markdown `text`, with a plain `description`, as an artifact of the current flow run. If that fails, log a warning."""
+    try:
+        await acreate_markdown_artifact(markdown(text), key=artifact_key(key), description=paragraphs(description))
+    except Exception as error:
+        log.warning("the artifact %s was not written: %s", artifact_key(key), error)
+
+
+def _gate_title(gate: Gate) -> str:
+    call = f": {call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)}" if gate.step_id is not None else ""
+    return f"{one_line(gate.name)}{call}"[:MAX_TITLE_CHARACTERS]

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed, Running
 
-from plan_adapter.engine.gate_pause import SERVER_ERRORS, FormLostError, GatePause, notice_text, set_paused
+from plan_adapter.engine.gate_forms import SERVER_ERRORS, FormLostError, GatePause, notice_text, set_paused
 from plan_adapter.engine.outgoing import state_message
 from plan_adapter.engine.states import INTERRUPTED, WAITING, state_of_run, state_of_step, unattended_state
 from plan_adapter.gates.gate import request_of

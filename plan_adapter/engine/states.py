@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Paused
 
-from plan_adapter.engine.outgoing import MAX_MESSAGE_CHARACTERS, state_message
+from plan_adapter.engine.outgoing import MAX_MESSAGE_CHARACTERS, MAX_NOTE_CHARACTERS, state_message
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.model.errors import PlanAdapterError, RunFailedError, StoreError, StoreSettingsError
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
-
-MAX_NOTE_CHARACTERS = 500
 
 INTERRUPTED = "Interrupted"
 """The state name of a flow run that no process executes any more and that can be resumed. Its type is Crashed."""

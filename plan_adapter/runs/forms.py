@@ -5,9 +5,8 @@ import logging
 
 from plan_adapter.engine.connection import Server, current_server, demands_authentication
 from plan_adapter.engine.gate import GateCancelledError, show_gate_form
-from plan_adapter.engine.gate_display import emit_gate_event, publish_text
-from plan_adapter.engine.gate_forms import collect_answer, resume_released
-from plan_adapter.engine.gate_pause import leave_form
+from plan_adapter.engine.gate_forms import collect_answer, leave_form, resume_released
+from plan_adapter.engine.outgoing import emit_gate_event, publish_text
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.gates.gate import GateEventKind, GateForms
 from plan_adapter.model.approvals import Approval, Gate

@@ -108,7 +108,7 @@ def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, serv
     """Return the backend for the flow run `flow_run_id`, in whose context this is called. `server` provides links to its UI."""
     # These import Prefect.
     from plan_adapter.engine.flow_runs import cancellation_reason
-    from plan_adapter.engine.gate_display import publish_text
+    from plan_adapter.engine.outgoing import publish_text
     from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
     from plan_adapter.runs.forms import prefect_forms
 

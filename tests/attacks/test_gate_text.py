@@ -10,8 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, form_description
-from plan_adapter.engine.gate_display import waiting_message
+from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, form_description, waiting_message
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.errors import InvalidPlanError

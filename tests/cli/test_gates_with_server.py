@@ -19,7 +19,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from pyotp.totp import TOTP
 
 from plan_adapter.engine.connection import Server
-from plan_adapter.engine.run_logs import flow_run_logs
+from plan_adapter.engine.flow_runs import flow_run_logs
 from plan_adapter.gates.approval import os_user
 from plan_adapter.model.readable import moment
 from tests.cli.conftest import CommandResult, Plan

@@ -14,9 +14,9 @@ from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
 from prefect.states import Completed
 
-from plan_adapter.engine import gate_display as gate_events
+from plan_adapter.engine import outgoing as gate_events
 from plan_adapter.engine.flow_runs import run_flow
-from plan_adapter.engine.gate_display import artifact_key, emit_gate_event, publish_text
+from plan_adapter.engine.outgoing import artifact_key, emit_gate_event, publish_text
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.model.approvals import ApprovalRequest, Gate, GatePolicy
 from plan_adapter.model.plan import new_id

@@ -4,7 +4,7 @@ from enum import EnumMeta
 from typing import Any, get_args
 
 from plan_adapter.cli.exit_codes import ExitCode
-from plan_adapter.engine import deployments, gate_display
+from plan_adapter.engine import deployments, gate_forms
 from plan_adapter.gates import approval
 from plan_adapter.local import secrets, settings
 from plan_adapter.model import approvals, goals, hooks, options, problems, status
@@ -41,7 +41,7 @@ SOURCES: dict[str, Any] = {
     "exit code": ExitCode,
     "setting": sorted(settings.Settings.model_fields),
     "entry point group": [registry.ENTRY_POINT_GROUP, secrets.ENTRY_POINT_GROUP],
-    "label in Prefect": [deployments.PLAN_LABEL, deployments.TOOL_LABEL, gate_display.LABEL_PREFIX, deploy.ENTRYPOINT],
+    "label in Prefect": [deployments.PLAN_LABEL, deployments.TOOL_LABEL, gate_forms.LABEL_PREFIX, deploy.ENTRYPOINT],
     "table": {table.name: [column.name for column in table.columns] for table in metadata.sorted_tables},
     "erasable text": {table: sorted(columns) for table, columns in digests.ERASABLE.items()},
     "bookkeeping": {table: sorted(columns) for table, columns in digests.BOOKKEEPING.items()},

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.cli.app import main
 from plan_adapter.engine.form import NotAnAnswerError, parse_answer
-from plan_adapter.engine.gate_display import artifact_key
+from plan_adapter.engine.outgoing import artifact_key
 from plan_adapter.model.approvals import Approval
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.readable import one_line

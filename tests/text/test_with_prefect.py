@@ -9,8 +9,7 @@ from prefect import flow, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry
-from plan_adapter.engine.gate_display import publish_text
-from plan_adapter.engine.outgoing import markdown, paragraphs, state_message
+from plan_adapter.engine.outgoing import markdown, paragraphs, publish_text, state_message
 from plan_adapter.model.readable import call_name
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.plans import Input

@@ -75,7 +75,7 @@ async def _read_lines(run: PlanRun, store: "PlanStore", settings: Settings) -> t
 
 
 async def _read_prefect_logs(server: Server, flow_run_id: str) -> list[LogLine]:
-    from plan_adapter.engine.run_logs import flow_run_logs  # imports Prefect
+    from plan_adapter.engine.flow_runs import flow_run_logs  # imports Prefect
 
     with use_server(server):
         return [LogLine(log.at, log.step, log.text) for log in await flow_run_logs(flow_run_id)]

@@ -3,7 +3,7 @@
 The readers are imported on use, so that a command that reads no document does not import yaml.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -73,7 +73,6 @@ __all__ = [
     "read_document",
     "read_documents",
     "read_file",
-    "read_located",
     "read_mapping",
     "read_mapping_text",
     "read_source",
@@ -113,7 +112,7 @@ def read_mapping(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Pr
     """Return the mapping in a YAML or JSON file that is not a plan, such as a file of inputs, and every problem."""
     from plan_adapter.documents.reading import read_values
 
-    return read_values(Path(path))[:2]
+    return read_values(Path(path))
 
 
 def read_mapping_text(text: str, *, file: str | None = None, aliases: bool = False) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
@@ -123,14 +122,7 @@ def read_mapping_text(text: str, *, file: str | None = None, aliases: bool = Fal
     """
     from plan_adapter.documents.reading import read_values_text
 
-    return read_values_text(text, file, aliases=aliases)[:2]
-
-
-def read_located(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
-    """Return the result of `read_mapping`, and a function that adds file, line and column to a problem in the mapping."""
-    from plan_adapter.documents.reading import read_values
-
-    return read_values(Path(path))
+    return read_values_text(text, file, aliases=aliases)
 
 
 def read_typed(path: str | Path, model: "type[M]", *, context: object = None, max_bytes: int | None = None) -> "TypedFile[M]":

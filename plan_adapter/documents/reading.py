@@ -160,45 +160,24 @@ def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
         return None, [replace(error.problem, file=str(path))]
 
 
-def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
-    """Return the mapping in the file at `path`, every problem, and a function that locates other problems. See `read_mapping`."""
+def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
+    """Return the mapping in the file at `path` and every problem. See `read_mapping`."""
     try:
-        text = _read_content(path)
+        return read_values_text(_read_content(path), str(path))
     except UnreadableError as error:
-        return None, [replace(error.problem, file=str(path))], lambda problem: problem
-    return read_values_text(text, str(path))
+        return None, [replace(error.problem, file=str(path))]
 
 
-def read_values_text(
-    text: str, file: str | None, *, aliases: bool = False
-) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
+def read_values_text(text: str, file: str | None, *, aliases: bool = False) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
     """Return the result of `read_values` for a text that was read from `file`. With `aliases`, YAML aliases are read."""
     try:
         root, problems = _read_tree(text.removeprefix("\ufeff"), file, aliases=aliases)
     except UnreadableError as error:
-        return None, [replace(error.problem, file=file)], lambda problem: problem
-    values = _merged(root.plain()) if aliases else root.plain()
+        return None, [replace(error.problem, file=file)]
+    values = root.plain()
     if isinstance(values, dict):
-        return values, _in_text_order(problems, file), lambda problem: replace(locate(root, problem), file=file)
-    return None, [_not_a_mapping(root, "the file must contain a mapping of names to values", file)], lambda problem: problem
-
-
-def _merged(value: JsonValue) -> JsonValue:
-    """Return a value with the mappings of each YAML merge key (`<<: *base`) in its place, under the keys that stand next to it."""
-    if isinstance(value, list):
-        return [_merged(member) for member in value]
-    if not isinstance(value, dict):
-        return value
-    own = {key: _merged(member) for key, member in value.items()}
-    given = own.get("<<")
-    bases = given if isinstance(given, list) else [given]
-    if "<<" not in own or not all(isinstance(base, dict) for base in bases):
-        return own
-    found: dict[str, JsonValue] = {}
-    for base in [*reversed(bases), own]:
-        found |= base if isinstance(base, dict) else {}
-    del found["<<"]
-    return found
+        return values, _in_text_order(problems, file)
+    return None, [_not_a_mapping(root, "the file must contain a mapping of names to values", file)]
 
 
 def _not_a_mapping(root: Node, wanted: str, file: str | None) -> Problem:

@@ -189,7 +189,7 @@ def _history_entry(name: str, entry: Node) -> dict[str, JsonValue]:
 def _is_absent(model: type[DocumentModel], name: str, entry: Node) -> bool:
     """Return whether the entry counts as absent: null for a list, mapping or model (Go's nil), or an empty id."""
     if entry.value is None:
-        return name in _container_fields(model)
+        return model.null_is_absent and name in _container_fields(model)
     return name == "id" and entry.value == ""
 
 

@@ -52,6 +52,8 @@ def _describe(finding: ErrorDetails, name: str, *, names_field: bool) -> tuple[s
         if finding["loc"] == ("description",):
             return "no-description", "the plan has no description", "write in one sentence what the plan does"
         return "missing-field", f"`{name}` is missing", f"write `{name}`"
+    if kind == "extra_forbidden":
+        return "unknown-field", f"`{name}` is no field here", ""
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'|(\d+)", str(context.get("expected", "")))
         known = [text or number for text, number in choices]

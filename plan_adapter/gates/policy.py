@@ -4,15 +4,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import ConfigDict, Field, JsonValue, field_validator
 
-from plan_adapter.documents import read_located
+from plan_adapter.documents import read_typed
+from plan_adapter.documents.typed import build
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import InvalidPlanError
-from plan_adapter.model.options import EFFECTS, Effect, KnownBy
-from plan_adapter.model.problems import Problem, did_you_mean
+from plan_adapter.model.options import EFFECTS, DocumentModel, Effect, KnownBy
+from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import visible
 from plan_adapter.model.values import join
 
@@ -23,10 +24,13 @@ STORES_SIGNERS = "the allowed signers of the store's policy"
 _SIGNER = re.compile(r'(?:"[^"]+"|[^\s"#]\S*)[ \t]+\S+[ \t]+\S+.*')  # names, then options or a key type, then a key
 
 
-class Policy(BaseModel):
+class Policy(DocumentModel):
     """Who can do what in every plan of a store. An omitted field restricts nothing."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    noun: ClassVar[str] = "a policy"
+    null_is_absent: ClassVar[bool] = False  # an omitted field restricts nothing, so nobody may omit one by mistake
 
     approvers: list[str] = Field(default_factory=list)
     """Names and groups that are allowed to answer at any gate."""
@@ -60,55 +64,22 @@ class Policy(BaseModel):
 
 def read_policy(path: str | Path) -> Policy:
     """Return the policy in a YAML or JSON file. Raise InvalidPlanError, which lists every problem with its line and column."""
-    values, problems, locate = read_located(path)
-    if values is None:
+    file = read_typed(path, Policy)
+    if problems := file.all_problems(() if file.problems else _find_mistakes(file.value)):
         raise InvalidPlanError(problems)
-    policy, found = _validate(values)
-    known = {problem.at for problem in problems}
-    problems = [*problems, *(locate(problem) for problem in found if problem.at not in known)]
-    if policy is None or problems:
-        raise InvalidPlanError(sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
-    return policy
+    return file.value
 
 
 def policy_of(document: dict[str, JsonValue]) -> Policy:
     """Return the policy that the store keeps as `document`. Raise InvalidPlanError, which lists every problem."""
-    policy, problems = _validate(document)
-    if policy is None or problems:
+    policy, problems = build(document, Policy)
+    if problems := problems or _find_mistakes(policy):
         raise InvalidPlanError(problems)
     return policy
 
 
-def _validate(values: dict[str, JsonValue]) -> tuple[Policy | None, list[Problem]]:
-    try:
-        policy = Policy.model_validate(values)
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False)
-        return None, [_problem_of(found["type"], found["loc"], found["msg"]) for found in errors]
-    return policy, [*_bad_names(policy), *_bad_signers(policy)]
-
-
-def _problem_of(kind: str, loc: tuple[int | str, ...], message: str) -> Problem:
-    at = ""
-    for part in loc:
-        at = join(at, part) if at else str(part)
-    if kind == "extra_forbidden":
-        name = str(loc[-1])[:60]
-        return Problem("unknown-field", at=at, message=f"a policy has no field `{name}`", hint=did_you_mean(name, [*Policy.model_fields]))
-    code = "bad-value" if kind == "literal_error" else "wrong-type"
-    return Problem(code, at=at, message=message[:1].lower() + message[1:], hint=_HINTS.get(str(loc[0]), "") if loc else "")
-
-
-_HINTS = {
-    "approvers": "write a list of names, as in [ana, sre]",
-    "operators": "write a list of names, as in [ana, run-plan/nightly]",
-    "groups": "write each group with a list of its members, as in {sre: [bo, li]}",
-    "known_by": "write a list of ssh_signature, totp, os_user, form or unverified",
-    "self_approval": "write true or false",
-    "gate_effects": "write a list of read, idempotent_write or write",
-    "allow_unapproved": "write true or false",
-    "allowed_signers": "write a line for each key: `ana ssh-ed25519 AAAA…`",
-}
+def _find_mistakes(policy: Policy) -> list[Problem]:
+    return [*_bad_names(policy), *_bad_signers(policy)]
 
 
 def _bad_names(policy: Policy) -> list[Problem]:
@@ -131,9 +102,10 @@ def _is_name(name: str) -> bool:
 
 
 def _bad_signers(policy: Policy) -> list[Problem]:
+    hint = "write a line for each key: `ana ssh-ed25519 AAAA…`"
     lines = [(index, line.strip()) for index, line in enumerate(policy.allowed_signers)]
     return [
-        Problem("bad-value", at=f"allowed_signers[{index}]", message="this line is not an allowed signer", hint=_HINTS["allowed_signers"])
+        Problem("bad-value", at=f"allowed_signers[{index}]", message="this line is not an allowed signer", hint=hint)
         for index, line in lines
         if line and not line.startswith("#") and (_SIGNER.fullmatch(line) is None or not line.isprintable())
     ]

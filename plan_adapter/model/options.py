@@ -53,6 +53,9 @@ class DocumentModel(BaseModel):
     names_fields: ClassVar[bool] = True
     """Whether messages about wrong types name the field and show the value. Otherwise they say `this` and the type of the value."""
 
+    null_is_absent: ClassVar[bool] = True
+    """Whether null stands for an empty list or mapping."""
+
     ignored_fields: ClassVar[tuple[str, ...]] = ()
     """Fields of documents that mean nothing here."""
 

@@ -75,11 +75,24 @@ allowed_signers: [5]
         ("groups:\n  sre: [ana, '']", ("bad-value", "groups.sre[1]", 2)),
         ("allowed_signers: |\n  ana ssh-ed25519\n", ("bad-value", "allowed_signers[0]", 1)),
         ("allowed_signers: /etc/signers", ("bad-value", "allowed_signers[0]", 1)),
+        ("approvers:\nself_approval: true", ("wrong-type", "approvers", 1)),
         ("- ana", ("wrong-type", "", 1)),
         ("", ("syntax", "", 1)),
         ("approvers: &a [ana]\noperators: *a", ("anchor", "approvers", 1)),
     ],
-    ids=["empty name", "white space", "invisible", "group name", "member", "signer without a key", "a path", "a list", "nothing", "anchor"],
+    ids=[
+        "empty name",
+        "white space",
+        "invisible",
+        "group name",
+        "member",
+        "signer without a key",
+        "a path",
+        "null",
+        "a list",
+        "nothing",
+        "anchor",
+    ],
 )
 def test_invalid_values_in_a_policy_are_refused(tmp_path: Path, text: str, found: tuple[str, str, int]) -> None:
     assert found in problems(tmp_path, text)

@@ -165,7 +165,7 @@ def test_a_stored_plan_is_deployed_by_its_name(plan: Plan, name: str) -> None:
         (["--cron", "0 3 * * *"], "no value for `host` (The node to ask), and a scheduled run cannot ask for it"),
         (["--cron", "every day", "--input", "host=web-1"], "the schedule `cron every day` is not valid"),
         (["--interval", "soon"], "`--interval soon`: write a time such as `15m`"),
-        (["--interval", "15m", "--cron", "0 3 * * *"], "give one schedule: --cron or --interval"),
+        (["--interval", "15m", "--cron", "0 3 * * *"], "give one schedule: --cron, --interval or --rrule"),
         (["--time-zone", "Europe/Berlin"], "--time-zone needs a schedule"),
         (["--cron", "0 3 * * *", "--time-zone", "Berlin"], "`Berlin` is not a time zone"),
         (["--input", "host=db-1"], "^web-[0-9]+$"),

@@ -46,13 +46,13 @@ def test_each_missing_input_is_described_and_asked_again_after_an_invalid_value(
     )
     assert "主机 (host): text\n  The node to greet\n  1) web-1\n  2) 网-2\n" in terminal.shown
     terminal.type("3\n")
-    terminal.wait_for("  the value is none of `web-1`, `网-2`\nhost: ")
+    terminal.wait_for("  the value `3` is none of `web-1`, `网-2`\nhost: ")
     terminal.type("2\n")
     terminal.wait_for("times: an integer\n  at least 2\ntimes: ")
     terminal.type("many\n")
     terminal.wait_for("  this is not an integer\ntimes: ")
     terminal.type("1\n")
-    terminal.wait_for("  the value is smaller than 2\ntimes: ")
+    terminal.wait_for("  the value `1` is smaller than 2\ntimes: ")
     terminal.type("2\n")
     assert terminal.end() == 0
     outputs = terminal.shown.partition("\ngiven_host: ")[2].splitlines()

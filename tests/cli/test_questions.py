@@ -57,7 +57,7 @@ def test_invalid_values_are_refused_with_every_problem_and_the_question_stays_op
     assert result.code == 2
     assert [line.partition("; ")[0].partition(": ")[2] for line in result.err.splitlines() if "error[" in line] == [
         "error[bad-input] at fields.choice: the value is none of `switch`, `wait`",
-        "error[bad-input] at fields.nodes: the value is smaller than 1",
+        "error[bad-input] at fields.nodes: the value `0` is smaller than 1",
         "error[unknown-input] at fields.until: the question has no field `until`",
     ]
     assert "no value for `choice` (What happens now); give text: choice=…" in plan("answer", run_id, "decide").err

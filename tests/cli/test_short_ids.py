@@ -49,7 +49,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=[*WAYS])
 def test_a_run_is_found_by_its_end_among_runs_of_the_same_minute(plan: Plan, way: Callable[[str], str]) -> None:
     others, run_id = [waiting(plan) for _ in range(2)], waiting(plan)
-    assert {other[:8] for other in others} == {run_id[:8]}, "they begin alike"
+    assert {other[:7] for other in others} == {run_id[:7]}, "they begin alike"  # the eighth changes once in 65 seconds
     assert plan("show", way(run_id), "--json").run["id"] == run_id
 
 

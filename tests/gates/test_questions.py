@@ -89,7 +89,7 @@ async def test_an_invalid_answer_is_refused_with_every_problem_and_the_gate_stay
     form = FormAnswers(answers)
     run = await world.start_with_form(plan_with_question(), form)
     assert form.replies == [
-        "`choice`: the value is none of `switch`, `wait`, `降级`; `nodes`: the value is smaller than 1; "
+        "`choice`: the value is none of `switch`, `wait`, `降级`; `nodes`: the value `0` is smaller than 1; "
         "`until`: the question has no field `until`",
         "this gate asks a question: answer with its fields `choice`, `nodes`",
         None,

@@ -143,7 +143,7 @@ async def test_a_keeper_deletes_rows_of_a_run_only_by_pruning(stores: dict[str, 
     recorder.command_started(attempt, HostProcess.this())
     await recorder.flush()
     ended = [await a_complete_run(stores["rita"]) for _ in range(2)]
-    erased = await kim.retention.erase(ended[0].id, ["inputs.host"], files={}, stage=lambda _: None, by="kim", known_by="os_user")
+    erased = await kim.retention.erase(ended[0].id, ["inputs.host"], files={}, stage=lambda _: None, by="kim")
     assert erased.rows
     refused = 0
     for run in (living, *ended):
@@ -159,7 +159,7 @@ async def test_a_keeper_deletes_rows_of_a_run_only_by_pruning(stores: dict[str, 
     assert refused > len(OF_RUNS)
     before = await kim.now() + timedelta(hours=1)
     ids = [run.id for run in ended]
-    assert await kim.retention.prune([*ids, living.id], ended_before=before, by="kim", known_by="os_user") == {living.id: "in use"}
+    assert await kim.retention.prune([*ids, living.id], ended_before=before, by="kim") == {living.id: "in use"}
     assert await stores["abel"].retention.are_pruned(ids) == set(ids)
     assert (await stores["abel"].verify(living.id)).ok
 

@@ -45,7 +45,7 @@ def test_a_tool_can_be_added_twice_but_not_with_another_effect() -> None:
 def test_a_subset_contains_only_the_named_tools() -> None:
     registry = ToolRegistry.with_builtins()
     assert registry.subset("bash", "http_get").names() == ["bash", "http_get"]
-    with pytest.raises(ToolDefinitionError, match=r"`http_gt`: did you mean `http_get`\?"):
+    with pytest.raises(ToolDefinitionError, match=r"no such tool: `http_gt` \(did you mean `http_get`\?\)"):
         registry.subset("http_gt")
 
 

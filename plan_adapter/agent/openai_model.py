@@ -111,7 +111,12 @@ class OpenAIModel:
         return self._model
 
     def __repr__(self) -> str:
-        return f"<OpenAIModel {self._model} at {without_passwords(self._base_url or 'the default endpoint')}>"
+        return f"<OpenAIModel {self.label}>"
+
+    @property
+    def label(self) -> str:
+        """The model and its endpoint, without a password."""
+        return f"{self._model} at {without_passwords(self._base_url or 'the default endpoint')}"
 
     async def ask(self, question: Question) -> ModelAnswer:
         """Return the answer on the highest rung that gives one. Raises ModelError, whose text never contains the key."""

@@ -43,7 +43,7 @@ from plan_adapter.engine.form import (
 from plan_adapter.engine.outgoing import LogWriter, label, log_writer, markdown, state_message
 from plan_adapter.engine.states import WAITING, unattended_state
 from plan_adapter.gates.approval import PendingGate
-from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GateKind
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GateKind, PauseKind, keyset_of
 from plan_adapter.model.errors import NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.model.options import CallKind, Input, KnownBy
 from plan_adapter.model.readable import one_line
@@ -180,11 +180,11 @@ class GatePause:
 
     flow_run_id: UUID
     client: PrefectClient
-    kind: Literal["paused", "suspended"] = "paused"
+    kind: PauseKind = "paused"
     key: str = field(default_factory=lambda: uuid4().hex)
 
     @classmethod
-    def of(cls, flow: FlowRunContext, kind: Literal["paused", "suspended"] = "paused") -> "GatePause":
+    def of(cls, flow: FlowRunContext, kind: PauseKind = "paused") -> "GatePause":
         """Return a pause of the flow run of `flow`, which `current_flow` returned."""
         assert flow.flow_run is not None and isinstance(flow.client, PrefectClient)
         return cls(flow.flow_run.id, flow.client, kind)
@@ -192,7 +192,7 @@ class GatePause:
     @property
     def keyset(self) -> str:
         """The base key under which Prefect keeps the form and its answer."""
-        return f"{self.kind}-{self.key}"
+        return keyset_of(self.kind, self.key)
 
     def key_of(self, part: FormPart) -> str:
         """Return the key under which Prefect keeps this part of the form."""
@@ -469,7 +469,7 @@ async def resume_released(gate: Gate, approval: Approval | None) -> None:
     Without an approval, because nobody answered in time, the flow run ends as Expired. Does nothing if the run waits in a process, has
     already resumed, or is unknown to the server. Raises NoServerError.
     """
-    if gate.flow_run_id is None or gate.keyset is None or not gate.keyset.startswith("suspended-"):
+    if gate.flow_run_id is None or gate.keyset is None or gate.pause_kind != "suspended":
         return
     try:
         async with _client() as client:

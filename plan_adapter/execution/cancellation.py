@@ -21,6 +21,7 @@ class Stop:
         """Create a signal that is not set."""
         self.kind: StopKind | None = None
         self.message = ""
+        self.is_from_prefect = False
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -28,10 +29,13 @@ class Stop:
         """Whether the run must end."""
         return self.kind is not None
 
-    def set(self, kind: StopKind, message: str) -> None:
-        """End all work, with `message` as the reason in words. Does nothing if already set."""
+    def set(self, kind: StopKind, message: str, *, is_from_prefect: bool = False) -> None:
+        """End all work, with `message` as the reason in words. Does nothing if already set.
+
+        `is_from_prefect`: the flow run was cancelled, not the run.
+        """
         if self.kind is None:
-            self.kind, self.message = kind, message
+            self.kind, self.message, self.is_from_prefect = kind, message, is_from_prefect
             self.future.set_result(None)
 
 
@@ -56,11 +60,13 @@ class LeaveSignal:
             self._leave_run = before
 
 
-async def watch(stop: Stop, find_reason: Callable[[], Awaitable[str | None]], *, every_seconds: float) -> None:
+async def watch(
+    stop: Stop, find_reason: Callable[[], Awaitable[str | None]], *, every_seconds: float, is_from_prefect: bool = False
+) -> None:
     """Stop the run as cancelled once `find_reason` returns a reason."""
     reason = await first_reason(find_reason, every_seconds=every_seconds, is_over=lambda: stop.is_set)
     if reason is not None:
-        stop.set("cancelled", reason)
+        stop.set("cancelled", reason, is_from_prefect=is_from_prefect)
 
 
 async def first_reason(

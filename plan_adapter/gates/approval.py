@@ -8,7 +8,7 @@ import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
 
@@ -36,6 +36,30 @@ class Approver(Protocol):
     async def ask(self, request: ApprovalRequest) -> Approval:
         """Return the answer. Its `approval_digest` is the request's."""
         ...
+
+
+@runtime_checkable
+class AdvanceApprover(Protocol):
+    """An approver that says whether its approval was given before the content existed, so that it does not cover what a model writes."""
+
+    approves_in_advance: bool
+
+
+@runtime_checkable
+class PatientApprover(Protocol):
+    """An approver that says whether it can give another answer once it learns why the first was refused."""
+
+    asks_again: bool
+
+
+def approves_in_advance(approver: Approver | None) -> bool:
+    """Return whether `approver` approved before the content existed. False for one that does not say."""
+    return isinstance(approver, AdvanceApprover) and approver.approves_in_advance
+
+
+def asks_again(approver: Approver) -> bool:
+    """Return whether `approver` is asked again after a refused answer. False for one that does not say."""
+    return isinstance(approver, PatientApprover) and approver.asks_again
 
 
 class PendingGate(Protocol):

@@ -6,7 +6,7 @@ Times are aware datetimes in UTC, by the store's clock.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from pydantic import JsonValue
 
@@ -32,6 +32,20 @@ GateKind: TypeAlias = Literal["approval", "question", "outcome"]
 
 GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"] | Resolution
 """How a gate was closed. `superseded`: a new version of the plan replaced the question. An outcome gate closes with the resolution."""
+
+PauseKind: TypeAlias = Literal["paused", "suspended"]
+"""How a flow run waits with a form on its page: in a process, or `suspended`, its worker released until the gate is answered."""
+
+
+def keyset_of(kind: PauseKind, key: str) -> str:
+    """Return the key under which Prefect keeps the form of one pause, and its answer."""
+    return f"{kind}-{key}"
+
+
+def pause_kind_of(keyset: str) -> PauseKind | None:
+    """Return the kind of pause that `keyset_of` wrote into `keyset`, or None if it did not write it."""
+    kind = keyset.partition("-")[0]
+    return next((known for known in get_args(PauseKind) if known == kind), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +131,14 @@ class Gate:
         return None if self.flow_run_id is None else self.keyset is not None
 
     @property
+    def pause_kind(self) -> PauseKind | None:
+        """How the flow run that shows the form waits, or None without a form."""
+        return None if self.keyset is None else pause_kind_of(self.keyset)
+
+    @property
     def is_released(self) -> bool:
         """Whether the run has released its worker and starts again by itself once the gate is answered."""
-        return self.gate_policy.release and self.attended is False and (self.keyset or "").startswith("suspended-")
+        return self.gate_policy.release and self.attended is False and self.pause_kind == "suspended"
 
     def is_over(self, now: datetime) -> bool:
         """Return whether an open gate has expired at `now` and no process is there to close it."""

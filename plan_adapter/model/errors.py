@@ -51,11 +51,15 @@ class NoServerError(PlanAdapterError):
 
 
 class RunConflictError(PlanAdapterError):
-    """The run does not exist, has ended, or is owned by another process. `ended` is the reason of a run that has ended, if known."""
+    """The run does not exist, has ended, or is owned by another process. `ended` is the reason of a run that has ended, if known.
 
-    def __init__(self, message: str, *, ended: str | None = None) -> None:
-        """Store why the run ended."""
+    `is_ambiguous`: several runs have an id that fits.
+    """
+
+    def __init__(self, message: str, *, ended: str | None = None, is_ambiguous: bool = False) -> None:
+        """Store why the run ended, and whether several were meant."""
         self.ended = ended
+        self.is_ambiguous = is_ambiguous
         super().__init__(message)
 
 

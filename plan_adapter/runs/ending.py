@@ -42,7 +42,7 @@ async def watch_run(
     stop = stop or scope.stop
     watchers = [_keep_lease(scope, store), watch(stop, cancel_request, every_seconds=STORE_POLL_SECONDS)]
     if in_prefect is not None:
-        watchers.append(watch(stop, in_prefect, every_seconds=PREFECT_POLL_SECONDS))
+        watchers.append(watch(stop, in_prefect, every_seconds=PREFECT_POLL_SECONDS, is_from_prefect=True))
     tasks = [asyncio.ensure_future(watcher) for watcher in watchers]
     try:
         async with _redact_output(scope):

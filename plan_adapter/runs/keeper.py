@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from plan_adapter.execution.cancellation import first_reason
-from plan_adapter.gates.approval import Approver, read_answer, refusal
+from plan_adapter.gates.approval import Approver, approves_in_advance, asks_again, read_answer, refusal
 from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, request_of
 from plan_adapter.local.crash_points import reached
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate
@@ -373,7 +373,7 @@ class GateKeeper:
         self, kind: Literal["gate_opened", "gate_answered"], gate: Gate, step: StepRun | None, message: str | None = None
     ) -> None:
         in_form = self.forms is not None and self._has_form(gate)
-        in_advance = getattr(self.run_request.approver, "approves_in_advance", False) and self.can_ask(gate)
+        in_advance = approves_in_advance(self.run_request.approver) and self.can_ask(gate)
         event = Event(kind, self.run, step, message=message, gate=gate, in_form=in_form, in_advance=in_advance)
         notify(self.run_request.listener, event)
         hooks = self.run_request.hooks
@@ -394,7 +394,7 @@ class GateKeeper:
             return False
         step = self.session.bound.validated.steps.get(gate.step_id or "")
         needs_person = gate.kind == "question" or (step is not None and step.goal is not None)
-        return not (needs_person and getattr(approver, "approves_in_advance", False))
+        return not (needs_person and approves_in_advance(approver))
 
     def has_answered(self, approval_digest: str) -> bool:
         """Return whether the approver has answered about this content. False for an approver that asks a person each time."""
@@ -402,16 +402,16 @@ class GateKeeper:
 
     async def _ask_approver(self, approver: Approver, open_gate: OpenGate) -> None:
         """Ask `approver` until the gate is closed. An approver without `asks_again` is asked only once."""
-        request, asks_again = open_gate.request, getattr(approver, "asks_again", False)
+        request, is_asked_again = open_gate.request, asks_again(approver)
         while not open_gate.closed.done():
             answer = await approver.ask(replace(request))  # a copy, so that the approver cannot change the original
             if not isinstance(answer, Approval):  # pyright: ignore[reportUnnecessaryIsInstance]  # approvers are third-party code
                 raise NotApprovedError(f"the approver {type(approver).__name__} returned {answer!r:.100} instead of an approval")
-            if not asks_again:
+            if not is_asked_again:
                 _require_fitting_answer(approver, answer, request)
                 self._answered.add(request.approval_digest)
             refused = await open_gate.take(answer)
-            if refused is not None and not asks_again:
+            if refused is not None and not is_asked_again:
                 raise NotApprovedError(refused)
             request = replace(request, refused=refused)
 

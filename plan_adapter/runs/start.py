@@ -15,10 +15,10 @@ from plan_adapter.execution.limits import Slots
 from plan_adapter.execution.ports import Cluster
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.rollback import Rollback
-from plan_adapter.execution.run_status import FAILURES, rolls_back
+from plan_adapter.execution.run_status import FAILURES, kept_from_starting, rolls_back
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.gates.approval import ApprovedPlan, refuse_operation
+from plan_adapter.gates.approval import ApprovedPlan, approves_in_advance, refuse_operation
 from plan_adapter.local.crash_points import reached
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import PlanAdapterError, StoreError
@@ -145,8 +145,7 @@ async def execute_run(session: RunSession) -> PlanRun:
 
 def _request_for_draft(run_request: RunRequest) -> RunRequest:
     """Return the run request for a plan that a model drafted. Approvals and answers given before the draft are dropped."""
-    approves_in_advance = getattr(run_request.approver, "approves_in_advance", False)
-    return replace(run_request, approval=None, approver=None if approves_in_advance else run_request.approver)
+    return replace(run_request, approval=None, approver=None if approves_in_advance(run_request.approver) else run_request.approver)
 
 
 async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | None:
@@ -189,10 +188,7 @@ async def _execute_with(
             rollback = await _prepare_rollback(scope, session)
             if rollback is not None:
                 # A run cancelled in Prefect still shows as cancelled. That stopped the steps, but must not stop their rollback.
-                was_cancelled_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.ledger.cancel_request(
-                    run.id
-                )
-                await execute_rollback(rollback, store, None if was_cancelled_in_prefect else backend.cancellation)
+                await execute_rollback(rollback, store, None if scope.stop.is_from_prefect else backend.cancellation)
         except asyncio.CancelledError:
             await execute_finally_steps(scope, keeper, ending_without_finally_steps(scope).status, rollback)
             raise
@@ -245,9 +241,7 @@ async def execute_finally_steps(scope: RunScope, keeper: GateKeeper, status: Pla
     async with watch_run(finally_scope, keeper.store, _no_cancel_request, None):
         await execute(finally_scope, session.backend.run_step, is_finally=True)
     scope.is_left, scope.refusal = finally_scope.is_left, scope.refusal or finally_scope.refusal
-    if finally_scope.stop.is_set and any(
-        step.status is StepStatus.SKIPPED and step.reason == finally_scope.stop.message for step in run.steps
-    ):
+    if kept_from_starting(run.steps, finally_scope.stop):
         scope.why_finally_stopped = finally_scope.stop.message
 
 

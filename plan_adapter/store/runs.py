@@ -98,7 +98,7 @@ def row_of(connection: Connection, tenant: str | None, name: str, *columns: Colu
         raise RunConflictError(f"no run has the id `{name}`, or an id that begins or ends with it{too_short}{pruned}")
     if len(found) > 1:
         shown = ", ".join(row["id"] for row in found[:5]) + (", …" if len(found) > 5 else "")
-        raise RunConflictError(f"several runs have an id that begins or ends with `{name}`: {shown}")
+        raise RunConflictError(f"several runs have an id that begins or ends with `{name}`: {shown}", is_ambiguous=True)
     return found[0]
 
 

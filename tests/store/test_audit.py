@@ -16,7 +16,7 @@ from plan_adapter.model.errors import RunConflictError
 from plan_adapter.model.status import PlanStatus, StepStatus
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.proof import digests, entries
-from plan_adapter.store.proof.verification import verify
+from plan_adapter.store.proof.verification import ROW_CHECKS, verify
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import a_complete_run, a_gate, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended
@@ -32,6 +32,13 @@ async def test_every_write_of_a_run_is_in_the_audit_log_and_the_chain_is_intact(
     found = await store.verify(run.id[:13])
     assert (found.ok, found.entries, found.problem) == (True, 19, None)
     assert found.digest == (await store.export(run.id))["head"]
+
+
+def test_each_kind_that_describes_a_row_names_a_table_that_is_verified():
+    assert set(entries.DESCRIBED_TABLES) < set(get_args(entries.AuditKind))
+    assert set(entries.DESCRIBED_TABLES.values()) == set(ROW_CHECKS)
+    ends = {kind for kind in get_args(entries.AuditKind) if kind.startswith(("gate_", "step_", "attempt_"))}
+    assert ends < set(entries.DESCRIBED_TABLES)
 
 
 async def test_a_run_verifies_after_every_write(store: PlanStore):

@@ -54,7 +54,7 @@ def _check_store(settings: Settings) -> Finding:
     async def describe_store() -> str:
         async with open_store(settings) as store:
             await store.now()
-            return repr(store).strip("<>").removeprefix("PlanStore: ")
+            return store.label
 
     try:
         return Finding(ok=True, what=f"{asyncio.run(describe_store())} answers")
@@ -123,7 +123,7 @@ def _check_model(settings: Settings, *, ask: bool) -> Finding:
         is_unset = not settings.model
         what = "no language model is configured: `plan draft` needs one" if is_unset else str(error)
         return Finding(ok=is_unset and not ask, what=what, hint=str(error) if is_unset else "")
-    label = repr(model).strip("<>").replace("OpenAIModel", "language model")
+    label = f"language model {model.label}"
     if not ask:
         return Finding(ok=True, what=f"{label} is configured", hint="`plan doctor --model` asks it")
 

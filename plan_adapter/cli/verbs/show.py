@@ -155,7 +155,7 @@ async def _find(source: str) -> "ExecutionPlan | ShownRun":
             try:
                 return await plan_of(source, store)
             except StoreError as no_plan:
-                if str(no_run).startswith("several runs"):  # the plan was not meant
+                if no_run.is_ambiguous:  # the plan was not meant
                     raise no_run from None
                 raise UsageError(f"{no_run}; {no_plan}") from no_plan
 

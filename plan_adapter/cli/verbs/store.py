@@ -42,7 +42,7 @@ async def store(action: Literal["status", "upgrade", "grants", "verify"] = "stat
         revision = await plan_store.upgrade() if action == "upgrade" else REVISION
         newest = await plan_store.runs(limit=1)
         names = await plan_store.names()
-        location = repr(plan_store).strip("<>").partition(": ")[2]
+        location = plan_store.label
     if json:
         output.json_line({"store": location, "revision": revision, "plans": len(names), "newest_run": newest[0].id if newest else None})
         return ExitCode.DONE

@@ -1,7 +1,7 @@
 """Turn the rows of a run into entries of its audit log. The same functions create the entries and verify them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from plan_adapter.model.approvals import Approval, OperatorRequestKind
@@ -12,7 +12,7 @@ from plan_adapter.model.record import Attempt
 from plan_adapter.store.database.rows import NO_ITEM, item_column
 from plan_adapter.store.proof.digests import JsonRow, instant_text, row_digest
 
-# `verification._place_of` finds the row that an entry describes by its kind, or by how it begins: `step_` a step's end, `gate_` a gate.
+# A kind that describes a row of a table, other than the run's own, is in `DESCRIBED_TABLES`.
 AuditKind: TypeAlias = Literal[
     "run_created",
     "approved",
@@ -66,6 +66,18 @@ GATE_END_ENTRIES: dict[Any, AuditKind] = {
     "abort": "gate_resolved",
 }
 STEP_END_ENTRIES: dict[Any, AuditKind] = {"completed": "step_completed", "failed": "step_failed", "skipped": "step_skipped"}
+
+DESCRIBED_TABLES: Mapping[str, str] = {
+    "attempt_started": "attempts",
+    **dict.fromkeys(("attempt_succeeded", "attempt_failed"), "receipts"),
+    "command_started": "commands",
+    **dict.fromkeys(STEP_END_ENTRIES.values(), "step_runs"),
+    **dict.fromkeys((*DECISION_ENTRIES.values(), "approval_used", "gate_answered"), "approvals"),
+    **dict.fromkeys(("gate_opened", *GATE_END_ENTRIES.values()), "gates"),
+    "revised": "revisions",
+    "erased": "tombstones",
+}
+"""The table with the row that an entry describes, by its kind. The other kinds describe the run itself, or no row."""
 
 
 class Entry(NamedTuple):

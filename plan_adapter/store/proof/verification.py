@@ -17,7 +17,7 @@ from plan_adapter.store.plans import problem_of_plan
 from plan_adapter.store.proof import entries
 from plan_adapter.store.proof.audit import entry_digest, genesis_digest, read_witness
 from plan_adapter.store.proof.digests import JsonRow, erased_columns, row_digest
-from plan_adapter.store.proof.entries import DECISION_ENTRIES, RUN_KINDS, Entry
+from plan_adapter.store.proof.entries import DESCRIBED_TABLES, RUN_KINDS, Entry
 from plan_adapter.store.proof.tombstones import place_text
 
 Key: TypeAlias = tuple[Any, ...]
@@ -284,21 +284,20 @@ ROW_CHECKS = {
 
 def _place_of(entry: JsonRow) -> Place | None:
     """Return the table and key of the row that an entry describes, or None for the run itself."""
-    kind, attempt = str(entry["kind"]), (entry["step_id"], entry["call_kind"], entry["item"], entry["attempt"])
-    if kind == "attempt_started":
-        return "attempts", attempt
-    if kind in ("attempt_succeeded", "attempt_failed"):
-        return "receipts", attempt
-    if kind == "command_started":
-        return "commands", (*attempt, entry["row_id"])
-    if kind.startswith("step_"):
-        return "step_runs", (entry["step_id"],)
-    if kind in (*DECISION_ENTRIES.values(), "approval_used", "gate_answered"):
-        return "approvals", (entry["row_id"],)
-    if kind.startswith("gate_"):
-        return "gates", (entry["row_id"],)
-    table = {"revised": "revisions", "erased": "tombstones"}.get(kind)
-    return None if table is None else (table, (int(str(entry["row_id"])),))
+    table, attempt = DESCRIBED_TABLES.get(str(entry["kind"])), (entry["step_id"], entry["call_kind"], entry["item"], entry["attempt"])
+    match table:
+        case None:
+            return None
+        case "attempts" | "receipts":
+            return table, attempt
+        case "commands":
+            return table, (*attempt, entry["row_id"])
+        case "step_runs":
+            return table, (entry["step_id"],)
+        case "revisions" | "tombstones":
+            return table, (int(str(entry["row_id"])),)
+        case _:
+            return table, (entry["row_id"],)
 
 
 def _row_problems(document: Mapping[str, Any], summary: _AuditSummary) -> Iterator[Alteration]:

@@ -146,7 +146,8 @@ async def acancel_run(
         run, run_request = await opened.run(run_id), _run_request(None, None, None, by)
         if not rollback:
             plan = await opened.get(run.digest)
-            await require_operator(plan, run, opened, settings, by=run_request.operator, operation="cancel")
+            policy = await opened.policy.effective(settings)
+            await require_operator(plan, run, opened, policy, by=run_request.operator, operation="cancel")
             await opened.cancel(run.id, reason)
             return await opened.run(run.id)
         return await rollback_run(run, reason=reason, tools=tools, run_request=run_request, store=opened, offline=offline)
@@ -217,7 +218,8 @@ async def arevise_run(
     settings, by = Settings(), by or os_user()
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)
-        await require_operator(await opened.get(run.digest), run, opened, settings, by=by, operation="revise")
+        policy = await opened.policy.effective(settings)
+        await require_operator(await opened.get(run.digest), run, opened, policy, by=by, operation="revise")
         if (await opened.ledger.history(run.id)).has_rollbacks:
             raise rolled_back_error(run)
         bound = in_folder(bind_inputs(validate(plan, tools), run.inputs), run.folder)
@@ -243,7 +245,7 @@ async def draft_revision(
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)
         plan = await opened.get(run.digest)
-        await require_operator(plan, run, opened, settings, by=by, operation="revise")
+        await require_operator(plan, run, opened, await opened.policy.effective(settings), by=by, operation="revise")
         history = await opened.ledger.history(run.id)
         if history.has_rollbacks:
             raise rolled_back_error(run)

@@ -154,13 +154,18 @@ async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context:
     return identity
 
 
+def is_signed(approval: Approval) -> bool:
+    """Return whether `approval` is recorded as signed at its gate."""
+    return approval.known_by == "ssh_signature" and approval.standing_id is None
+
+
 def recheck_signature(approval: Approval, request: ApprovalRequest | Gate, policy: EffectivePolicy) -> None:
     """Return if `approval` is correctly signed for this answer at this gate; raise NotApprovedError otherwise.
 
     Only an approval recorded as signed is checked. If it came from a standing approval, `standing_files.verify_standing` checks the
     signature of that one instead.
     """
-    if approval.known_by != "ssh_signature" or approval.standing_id is not None:
+    if not is_signed(approval):
         return
     if approval.signature is None:
         raise NotApprovedError(f"the approval by {approval.by} is recorded as signed, but has no signature")

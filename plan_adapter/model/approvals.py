@@ -140,6 +140,11 @@ class Gate:
         """Whether the run has released its worker and starts again by itself once the gate is answered."""
         return self.gate_policy.release and self.attended is False and self.pause_kind == "suspended"
 
+    @property
+    def can_be_over(self) -> bool:
+        """Whether no process is there to close an open gate when it expires."""
+        return self.attended is False and self.expires_at is not None
+
     def is_over(self, now: datetime) -> bool:
         """Return whether an open gate has expired at `now` and no process is there to close it."""
         return self.attended is False and self.expires_at is not None and self.expires_at <= now

@@ -13,10 +13,12 @@ from plan_adapter.gates.identity import (
     ProofContext,
     approval_from,
     identity_of_given,
+    is_signed,
     recheck_signature,
     recorded_identity,
     verify_answer,
 )
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.model.errors import NotApprovedError
@@ -35,12 +37,19 @@ async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: 
     """
     if answer.decision != "approve" or answer.gate_id is None or answer.used_at is not None:
         return None
-    policy = await store.policy.effective(settings)
+    return await _why_stale_under(await store.policy.effective(settings), answer, answer.gate_id, plan, run, store)
+
+
+async def _why_stale_under(
+    policy: EffectivePolicy, answer: Approval, gate_id: str, plan: ExecutionPlan, run: PlanRun, store: PlanStore
+) -> str | None:
     gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=answer.step_id)
     if (reason := refusal(gate_policy, recorded_identity(answer), decision=answer.decision)) is not None:
         return reason
+    if not is_signed(answer):
+        return None
     try:
-        await asyncio.to_thread(recheck_signature, answer, await store.gates.get(answer.gate_id), policy)
+        await asyncio.to_thread(recheck_signature, answer, await store.gates.get(gate_id), policy)
     except NotApprovedError as error:
         return str(error)
     return None
@@ -79,13 +88,17 @@ class GateAnswers:
         )
         return await self.store.gates.get(gate.id)
 
-    async def identify(self, approval: Approval, request: ApprovalRequest | Gate) -> Identity:
-        """Return the identity behind an approval that a program here passed, as far as it can be checked. Raises NotApprovedError."""
-        return await asyncio.to_thread(identity_of_given, approval, request, await self.store.policy.effective(self.settings))
+    async def identify(self, approval: Approval, request: ApprovalRequest) -> tuple[Identity, GatePolicy]:
+        """Return the identity behind an approval that a program here passed, as far as it can be checked, and what it must satisfy now.
 
-    async def current_policy_at(self, request: ApprovalRequest) -> GatePolicy:
-        """Return the gate policy of `request` as it is now: the one that the gate opened with, and the store's of today if it has one."""
+        Raises NotApprovedError.
+        """
         policy = await self.store.policy.effective(self.settings)
+        identity = await asyncio.to_thread(identity_of_given, approval, request, policy)
+        return identity, await self._gate_policy_under(policy, request)
+
+    async def _gate_policy_under(self, policy: EffectivePolicy, request: ApprovalRequest) -> GatePolicy:
+        """Return the gate policy of `request` as it is now: the one that the gate opened with, and the store's of today if it has one."""
         if policy.number is None or request.run_id is None:
             return request.gate_policy
         run = await self.store.run(request.run_id, with_steps=False)
@@ -103,7 +116,7 @@ class GateAnswers:
         """Return `answer` as an approval, with its identity verified and allowed. Raises NotApprovedError."""
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
-        gate_policy = await self.current_policy_at(request)
+        gate_policy = await self._gate_policy_under(proof_context.policy, request)
         approval = await approval_from(answer, replace(request, gate_policy=gate_policy), proof_context)
         return without_secrets(approval, self.redact)
 
@@ -113,7 +126,7 @@ class GateAnswers:
             raise NotApprovedError(f"this gate asks for the outcome of a call: answer done, again or abort instead of `{answer.decision}`")
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
-        gate_policy = await self.current_policy_at(request)
+        gate_policy = await self._gate_policy_under(proof_context.policy, request)
         identity = await verify_answer(answer, replace(request, gate_policy=gate_policy), proof_context)
         words = (answer.note, answer.result)
         record = ResolutionRecord(answer.decision, answer.by, identity.known_by, *words, request.approval_digest, answer.signature)

@@ -43,9 +43,11 @@ MAX_PENDING = 200
 """How many of the newest waiting runs `end_expired` checks for an expired gate."""
 
 
-async def is_answered(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, run: PlanRun | None = None) -> bool:
+async def is_answered(
+    bound: BoundPlan, store: PlanStore, run_request: RunRequest, policy: EffectivePolicy, *, run: PlanRun | None = None
+) -> bool:
     """Return whether the plan needs no approval, already has an answer (also at a gate of `run`), or has somebody to ask."""
-    if not requires_approval(bound.validated.plan, await store.policy.effective(run_request.settings)):
+    if not requires_approval(bound.validated.plan, policy):
         return True
     if run_request.approval is not None or run_request.approver is not None or run_request.asks_in_form:
         return True
@@ -121,19 +123,20 @@ class PolicyCheckingApprover(Protocol):
         ...
 
 
-async def refuse_approver(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, run: PlanRun | None = None) -> None:
+async def refuse_approver(
+    bound: BoundPlan, store: PlanStore, run_request: RunRequest, policy: EffectivePolicy, *, run: PlanRun | None = None
+) -> None:
     """Raise NotApprovedError, before anything starts, if the approver knows that its approval would be refused.
 
     Does nothing if a form asks as well, or if the plan needs no further answer.
     """
     if run_request.asks_in_form or not isinstance(run_request.approver, PolicyCheckingApprover):
         return
-    if await is_answered(bound, store, replace(run_request, approver=None), run=run):
+    if await is_answered(bound, store, replace(run_request, approver=None), policy, run=run):
         return
     revisions = [] if run is None else await store.revisions.of_run(run.id)
     requested_by = run_request.requested_by if run is None else run.requested_by or ""
     revised_by = revisions[-1].by if revisions else ""
-    policy = await store.policy.effective(run_request.settings)
     run_request.approver.check_policy(gate_policy_of(bound.validated.plan, policy, requested_by=requested_by, revised_by=revised_by))
 
 
@@ -141,7 +144,7 @@ async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
     """End the expired gates of `run` that no process waits at, and return the run as it is now."""
     if run.completed_at is not None:  # ending the run closed its gates
         return run
-    waiting = await store.gates.find(run_id=run.id)
+    waiting = [gate for gate in await store.gates.find(run_id=run.id) if gate.can_be_over]
     now = await store.now() if waiting else None
     if now is None or not any(gate.is_over(now) for gate in waiting):
         return run
@@ -262,7 +265,7 @@ async def _ask_at_gate(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Ap
     if closed.end == "expired":
         await end_unapproved(run, store, RunReason.EXPIRED, expiry_message(closed))
         return None
-    answer = await store.gates.answer_to(closed.id)
+    answer = await keeper.answer_at(closed)
     if closed.end == "answered" and answer is not None:
         return answer
     fresh = await store.run(run.id)

@@ -40,7 +40,8 @@ async def erase_values(run_id: str, fields: Sequence[str], *, store: PlanStore, 
 async def _prepare(run_id: str, store: PlanStore, settings: Settings, *, by: str) -> tuple[PlanRun, dict[str, JsonValue]]:
     """Return the run and the contents of its result files by path, once an interrupted erasure is complete."""
     run = await store.run(run_id, with_steps=False)
-    await require_operator(await store.get(run.digest), run, store, settings, by=by, operation="erase")
+    policy = await store.policy.effective(settings)
+    await require_operator(await store.get(run.digest), run, store, policy, by=by, operation="erase")
     await _finish(run, store, settings)
     return run, await asyncio.to_thread(_read_results, settings.results_path / run.id)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 
@@ -79,8 +80,7 @@ class OpenGate:
     async def take(self, approval: Approval) -> str | None:
         """Submit the answer of an approver in this process, whose identity is only what can be checked. Returns the same as `submit`."""
         try:
-            identity = await self._answers.identify(approval, self.request)
-            gate_policy = await self._answers.current_policy_at(self.request)
+            identity, gate_policy = await self._answers.identify(approval, self.request)
             if (reason := refusal(gate_policy, identity, decision=approval.decision)) is not None:
                 return reason
             approval = replace(approval, known_by=identity.known_by, standing_id=None, used_at=None)
@@ -109,8 +109,7 @@ class OpenGate:
     async def watch(self) -> None:
         """Return once any process has closed the gate, or it has expired by the database's clock."""
         store = self._store
-        read_at, now = time.monotonic(), await store.now()
-        deadline = None if self.gate.expires_at is None else read_at + (self.gate.expires_at - now).total_seconds()
+        deadline = None if self.gate.expires_at is None else await self._deadline(self.gate.expires_at)
         while not self.closed.done():
             gate = await store.gates.get(self.gate.id)
             if gate.end is None and deadline is not None and time.monotonic() >= deadline:
@@ -120,6 +119,11 @@ class OpenGate:
                 return
             left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
             await store.changed(min(POLL_SECONDS, max(0.01, left)))
+
+    async def _deadline(self, expires_at: datetime) -> float:
+        """Return when the gate expires by the database's clock, as a time of this process's monotonic clock."""
+        read_at, now = time.monotonic(), await self._store.now()
+        return read_at + (expires_at - now).total_seconds()
 
     async def watch_cancellation(self, cancel_reason: Callable[[], Awaitable[str | None]]) -> None:
         """Cancel the run, and its gate, once `cancel_reason` returns a reason."""
@@ -178,6 +182,7 @@ class GateKeeper:
     answers: GateAnswers = field(init=False)
     _refused: dict[str, str] = field(default_factory=dict[str, str])  # by gate, why an answer given while no process waited was refused
     _answered: set[str] = field(default_factory=set[str])  # digests that an approver without `asks_again` has answered
+    _given: dict[str, Approval] = field(default_factory=dict[str, Approval])  # by closed gate, the answer that closed it
     _emitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
@@ -268,12 +273,18 @@ class GateKeeper:
             await self._leave_gate(gate)
             return closed
         reached("gate-answered")
-        answer = await self.store.gates.answer_to(closed.id)
+        answer = await self.answer_at(closed)
         cancelled = await self._why_cancelled(closed) if closed.end == "cancelled" else None
         message = cancelled or closing_message(closed, answer, await self.answers.resolution_at(closed))
         await self._notify("gate_answered", closed, step, message)
         self._emit("expired" if closed.end == "expired" else "answered", closed, message, answer)
         return closed
+
+    async def answer_at(self, closed: Gate) -> Approval | None:
+        """Return the answer that closed a gate, or None. It is read once, because it never changes."""
+        if closed.id not in self._given and (answer := await self.store.gates.answer_to(closed.id)) is not None:
+            self._given[closed.id] = answer
+        return self._given.get(closed.id)
 
     async def ask_until_left(self, gate: Gate, left: "asyncio.Future[None]") -> Gate:
         """Return an open plan gate closed, or open once `left` is done. Its form then keeps accepting answers."""

@@ -10,6 +10,7 @@ from plan_adapter.execution.history import ResumeOptions, RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
 from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.gates.approval import approved_plan, refuse_operation
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun, StartedCommand
@@ -40,10 +41,11 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs
 
 
-async def needs_approval(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
+async def needs_approval(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest, policy: EffectivePolicy) -> bool:
     """Return whether `run` may need an approval before it resumes: it waits for one, its tools have changed, or it has none."""
     is_unchanged = run.status is not PlanStatus.PENDING_APPROVAL and bound.approval_digest == run.approval_digest
-    return not is_unchanged or not await is_answered(bound, store, replace(run_request, approver=None, asks_in_form=False), run=run)
+    unasked = replace(run_request, approver=None, asks_in_form=False)
+    return not is_unchanged or not await is_answered(bound, store, unasked, policy, run=run)
 
 
 async def refuse_missing_requirements(bound: BoundPlan, run: PlanRun, history: RunHistory, run_request: RunRequest) -> None:
@@ -144,7 +146,7 @@ def _refuse_aborted_steps(run: PlanRun, plan: ExecutionPlan, history: RunHistory
 
 
 async def reopen_plan_gate(
-    bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest, *, record_pending: bool
+    bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest, policy: EffectivePolicy, *, record_pending: bool
 ) -> tuple[PlanRun, bool]:
     """Return `run` updated to the current tools, and whether it waits because there is nobody to ask.
 
@@ -153,7 +155,7 @@ async def reopen_plan_gate(
     """
     if run_request.approval is not None and run_request.approval.approval_digest != bound.approval_digest:
         approved_plan(bound, run_request.approval, now=await store.now())  # raises the precise error
-    is_waiting = not await is_answered(bound, store, run_request, run=run)
+    is_waiting = not await is_answered(bound, store, run_request, policy, run=run)
     if is_waiting and not record_pending:
         await refuse_changed_tools(
             bound, run, store, then=f"pass an approver or an approval of the new version, or type `plan resume {run.id}`"
@@ -184,11 +186,11 @@ async def execute_resume(
     """
     async with opened_store(store, run_request.settings) as opened:
         recorded = await opened.ledger.snapshot(run_id)
-        if recorded.has_open_gates:
-            await end_overdue(recorded.run, opened)
+        if recorded.has_open_gates and await end_overdue(recorded.run, opened) is not recorded.run:
             recorded = await opened.ledger.snapshot(recorded.run.id)  # reload it all: a history older than its run would repeat calls
         run, plan, history = recorded.run, recorded.plan, recorded.history
-        await require_resume_operator(run, plan, opened, run_request)
+        policy = await opened.policy.effective(run_request.settings)
+        await require_resume_operator(run, plan, opened, run_request, policy)
         await refuse_resume(run, opened)  # before looking in Prefect, which notifies a live owner itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, run_request):
             return await opened.run(run.id)
@@ -203,7 +205,7 @@ async def execute_resume(
         moved_to = move_target(run_request.settings, run) if action is execute_run else None
         bound = bind_recorded_plan(run, plan, tools, moved_to=moved_to)
         run_request = replace(run_request, tools=tools)
-        asks = action is execute_run and await needs_approval(bound, run, opened, run_request)
+        asks = action is execute_run and await needs_approval(bound, run, opened, run_request, policy)
         if options is not None:
             history = await with_operator_requests(run, bound.validated, history, options, opened, run_request)
         server = None if offline else await server_of(run_request)
@@ -213,9 +215,9 @@ async def execute_resume(
             with look_up_secrets_on(server):
                 await refuse_missing_requirements(bound, run, history, run_request)
         if asks:
-            await refuse_approver(bound, opened, run_request, run=run)
+            await refuse_approver(bound, opened, run_request, policy, run=run)
             with look_up_secrets_on(server):
-                run, is_waiting = await reopen_plan_gate(bound, run, opened, run_request, record_pending=record_pending)
+                run, is_waiting = await reopen_plan_gate(bound, run, opened, run_request, policy, record_pending=record_pending)
             if is_waiting and (offline or not await opened.gates.find(run_id=run.id)):  # otherwise its flow run shows the gate
                 return await opened.run(run.id)
         return await execute_session(RunSession(bound, run, opened, run_request, history), server=server, action=action)
@@ -235,8 +237,8 @@ async def execute_in_flow(
     async with opened_store(store, run_request.settings) as default_store:
         opened = default_store.patient(run_request.settings.store_patience_seconds)
         run, action, history = await opened.ledger.run_of_flow(flow_run_id), execute_run, RunHistory()
+        policy = await opened.policy.effective(run_request.settings)
         if run is None:
-            policy = await opened.policy.effective(run_request.settings)
             refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
             refuse_without_model(bound.validated, run_request)
             refuse_without_dask(bound.validated)
@@ -245,7 +247,7 @@ async def execute_in_flow(
         elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while its worker was released
             return run
         else:
-            await require_resume_operator(run, bound.validated.plan, opened, run_request)
+            await require_resume_operator(run, bound.validated.plan, opened, run_request, policy)
             await refuse_resume(run, opened)
             if not has_same_plan_and_inputs(bound, run):
                 bound, run_request = await _load_current_version(bound, run, opened, run_request), replace(run_request, approval=None)

@@ -168,10 +168,10 @@ async def rollback_run(
     """Cancel `run` unless it has ended, and roll it back. Same as `acancel_run` with `rollback`, for callers with a run request."""
     version = await approved_version(run, store)
     plan = await store.get(run.digest if version is None else version.digest)  # an unapproved version grants no permissions
-    await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="rollback")
+    policy = await store.policy.effective(run_request.settings)
+    await require_operator(plan, run, store, policy, by=run_request.operator, operation="rollback")
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
-    policy = await store.policy.effective(run_request.settings)
     await record_operator_request(
         "rollback", (), reason, run, plan, store, run_request, rollback_needs_approver=rollback_needs_approver(plan, policy)
     )

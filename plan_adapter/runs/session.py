@@ -19,6 +19,7 @@ from plan_adapter.execution.scope import Publish
 from plan_adapter.gates.approval import Approver, Operation, gate_policy_of, os_user, refusal, refuse_operation
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.gates.identity import Identity, identity_of_name
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.local.secrets import SecretChain
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, GatePolicy
@@ -212,11 +213,11 @@ async def goal_model_of(validated: ValidatedPlan, run_request: RunRequest) -> As
 
 
 async def require_operator(
-    plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings, *, by: str, operation: Operation
+    plan: ExecutionPlan, run: PlanRun, store: PlanStore, policy: EffectivePolicy, *, by: str, operation: Operation
 ) -> None:
     """Raise NotApprovedError if `by` is not allowed to perform `operation` on `run`. The refusal is written to the audit log."""
     try:
-        refuse_operation(plan, await store.policy.effective(settings), by=by, operation=operation)
+        refuse_operation(plan, policy, by=by, operation=operation)
     except NotApprovedError as error:
         await store.ledger.record_refusal(run.id, str(error), by=by)
         raise
@@ -243,9 +244,11 @@ async def require_approver(
         raise NotApprovedError(f"{doing}: {why}")
 
 
-async def require_resume_operator(run: PlanRun, plan: ExecutionPlan, store: PlanStore, run_request: RunRequest) -> None:
+async def require_resume_operator(
+    run: PlanRun, plan: ExecutionPlan, store: PlanStore, run_request: RunRequest, policy: EffectivePolicy
+) -> None:
     """Raise NotApprovedError if the caller is not allowed to resume `run`. The refusal is written to the audit log."""
-    await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="resume")
+    await require_operator(plan, run, store, policy, by=run_request.operator, operation="resume")
 
 
 def proof_options(gate_policy: GatePolicy, command: str, *, by: str, decision: Decision) -> str:

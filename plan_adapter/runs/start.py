@@ -415,14 +415,14 @@ async def execute_plan(
         policy = await opened.policy.effective(run_request.settings)
         refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
         server = None if offline else await server_of(run_request)
-        answered = await is_answered(bound, opened, run_request)
+        answered = await is_answered(bound, opened, run_request, policy)
         if not answered and not record_pending:
             raise await missing_approval_error(bound, opened, run_request.settings)
         with look_up_secrets_on(server):
             refuse_without_model(bound.validated, run_request)
             refuse_without_dask(bound.validated)
             await refuse_missing_secrets(bound.validated, run_request.settings)
-            await refuse_approver(bound, opened, run_request)
+            await refuse_approver(bound, opened, run_request, policy)
             await refuse_turn(bound, opened, run_request.context)
             run = await create_run(bound, opened, run_request)
             if not answered and server is None:

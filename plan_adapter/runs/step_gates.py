@@ -1,5 +1,6 @@
 """Step gates and outcome gates, as the execution of a run uses them."""
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -36,6 +37,7 @@ class CallGates:
     policy: EffectivePolicy  # as of this start; answers are checked against the current policy
     asked_before: Collection[str] = ()  # steps that had a gate and ended in an earlier start
     _closed_gates: list[Gate] | None = field(default=None, init=False)  # gates closed before this start
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     @property
     def waits(self) -> bool:
@@ -49,16 +51,20 @@ class CallGates:
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the approval of exactly this call, or why there is none. None if the call was left waiting for an approval."""
         try:
-            answer = await self._find_answer(call)
+            answers = await self._answers(call)
+            answer = await self._find_answer(call, answers)
             while answer is None and not call.left.done():
-                answer = await self._ask_at_gate(call)
+                answer, answers = await self._ask_at_gate(call, answers), None
         except NotApprovedError as error:
             return GateRefusal(RunReason.REJECTED, f"at the gate of `{call.name}`: {error}")
         return answer
 
-    async def _ask_at_gate(self, call: GatedCall) -> Approval | GateRefusal | None:
-        """Return the answer at the call's gate, or why there is none. None if the call was left or has to be asked about again."""
-        keeper, answers = self.keeper, await self._answers(call)
+    async def _ask_at_gate(self, call: GatedCall, answers: list[Approval] | None) -> Approval | GateRefusal | None:
+        """Return the answer at the call's gate, or why there is none. None if the call was left or has to be asked about again.
+
+        `answers` are the earlier answers about the call; None: read them now.
+        """
+        keeper, answers = self.keeper, await self._answers(call) if answers is None else answers
         if answers and answers[-1].decision == "request_changes" and keeper.has_answered(call.approval_digest) and not self._asks_others:
             raise NotApprovedError(changes_text(answers[-1]))  # asking again would never end
         gate = await keeper.open(await self._draft_gate(call, answers), timeout_ms=self._plan.gate_timeout_ms(call.step))
@@ -143,9 +149,12 @@ class CallGates:
         rows = await self.keeper.store.approvals(self.keeper.run.id)
         return [row for row in rows if row.gate_id is not None and is_call_answer(row, self.keeper.run, call)]
 
-    async def _find_answer(self, call: GatedCall) -> Approval | GateRefusal | None:
-        """Return the answer given while no process waited, or the approval from a standing approval. None if somebody has to be asked."""
-        last = next(reversed(await self._answers(call)), None)
+    async def _find_answer(self, call: GatedCall, answers: list[Approval]) -> Approval | GateRefusal | None:
+        """Return the answer given while no process waited, or the approval from a standing approval. None if somebody has to be asked.
+
+        `answers` are the earlier answers about the call.
+        """
+        last = next(reversed(answers), None)
         if last is not None and last.decision == "reject" and last.at >= self.approved.approval.at:  # not about an earlier version
             return _rejection(last)
         if last is not None and last.decision == "approve" and (last.used_at is None or self._is_reusable(last, call)):
@@ -173,16 +182,17 @@ class CallGates:
         """Return the gate of this call that expired while no process waited at it, or None."""
         if call.step.id in self.asked_before:
             return None
-        if self._closed_gates is None:
-            gates = await self.keeper.store.gates.find(run_id=self.keeper.run.id, open_only=False)
-            self._closed_gates = [gate for gate in gates if gate.end is not None]
+        async with self._reading:  # several calls ask at once
+            if self._closed_gates is None:
+                gates = await self.keeper.store.gates.find(run_id=self.keeper.run.id, open_only=False)
+                self._closed_gates = [gate for gate in gates if gate.end is not None]
         key = (call.step.id, call.item, call.approval_digest)
         last = next((gate for gate in reversed(self._closed_gates) if (gate.step_id, gate.item, gate.approval_digest) == key), None)
         return last if last is not None and last.end == "expired" and last.opened_at >= self.approved.approval.at else None
 
     async def _answer_at(self, closed: Gate, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the approval or the refusal of the call at a closed gate, or None if the call has to be asked about again."""
-        keeper, answer = self.keeper, await self.keeper.store.gates.answer_to(closed.id)
+        keeper, answer = self.keeper, await self.keeper.answer_at(closed)
         if closed.end == "answered" and answer is not None:
             match answer.decision:
                 case "reject":

@@ -386,7 +386,7 @@ class Operations:
 
     async def _create_run(self, bound: BoundPlan) -> PlanRun:
         run_request = RunRequest(waits=False, requested_by=self.agent.by, context=self.agent.context, settings=self.settings)
-        answered = await is_answered(bound, self.store, run_request)
+        answered = await is_answered(bound, self.store, run_request, await self.store.policy.effective(self.settings))
         run = await create_run(bound, self.store, run_request)
         if answered:
             self.workers.start(run.id)

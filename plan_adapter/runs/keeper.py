@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 
-from plan_adapter.execution.cancellation import first_reason
+from plan_adapter.execution.cancellation import Stop, first_reason
 from plan_adapter.gates.approval import Approver, approves_in_advance, asks_again, read_answer, refusal
 from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, request_of
 from plan_adapter.local.crash_points import reached
@@ -178,8 +178,8 @@ class GateKeeper:
     """The gates of one run in one process."""
 
     session: RunSession
-    why_stopped: Callable[[], str] = str  # why all work of the run is stopping; empty while it is not
     answers: GateAnswers = field(init=False)
+    _stop: Stop | None = field(default=None, init=False)  # ends the calls that are asked about; None before the first
     _refused: dict[str, str] = field(default_factory=dict[str, str])  # by gate, why an answer given while no process waited was refused
     _answered: set[str] = field(default_factory=set[str])  # digests that an approver without `asks_again` has answered
     _given: dict[str, Approval] = field(default_factory=dict[str, Approval])  # by closed gate, the answer that closed it
@@ -209,6 +209,10 @@ class GateKeeper:
     def __post_init__(self) -> None:
         forms_are_private = None if self.forms is None else self.forms.is_private
         self.answers = GateAnswers(self.store, self.run_request.settings, forms_are_private)
+
+    def ask_until(self, stop: Stop) -> None:
+        """Ask from now on about calls that `stop` ends. Its message then says why a gate is closed."""
+        self._stop = stop
 
     async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
         """Open `gate` and return it. A gate left open by an earlier start is reused, with the approvers that it opened with."""
@@ -300,7 +304,7 @@ class GateKeeper:
         return OpenGate(gate, self.run, self.store, self.answers, listener=listener, refused=refused, on_shown=on_shown)
 
     async def _why_cancelled(self, gate: Gate) -> str:
-        reason = await self.store.ledger.cancel_request(gate.run_id) or self.why_stopped()
+        reason = await self.store.ledger.cancel_request(gate.run_id) or (self._stop.message if self._stop is not None else "")
         return f"the run ends: {reason}" if reason else "the question was withdrawn: the run ends"
 
     @property

@@ -25,7 +25,8 @@ from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.operator_requests import record_operator_request
 from plan_adapter.runs.resolve import refuse_running_commands
 from plan_adapter.runs.session import RunRequest, RunSession, cluster_of, require_operator, server_of
-from plan_adapter.runs.start import enable_outcome_gates, execute_finally_steps, execute_rollback, execute_session, scope_of
+from plan_adapter.runs.stages import execute_finally_steps, execute_rollback, scope_of
+from plan_adapter.runs.start import execute_session
 from plan_adapter.runs.tool_drift import bind_recorded_plan, describe_tool_changes, find_changed_tools
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
@@ -51,10 +52,9 @@ async def _roll_back_with(cluster: Cluster | None, session: RunSession) -> PlanR
     run.transition(PlanStatus.EXECUTING, reason=reason, message=run.message if run.rollback is None else run.rollback.cause)
     run.rollback = None
     await store.ledger.claim(run, keeps_ends=True)
-    scope = scope_of(approved, session, await store.ledger.recorder(run), cluster)
-    _end_steps(scope)
     keeper = GateKeeper(session)
-    enable_outcome_gates(scope, keeper)
+    scope = scope_of(approved, keeper, await store.ledger.recorder(run), cluster=cluster)
+    _end_steps(scope)
     rollback = Rollback(scope, session.history, session.backend.run_step)
     scope.notify("run_started")
     ended = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))

@@ -13,7 +13,7 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.execution.rollback import Rollback as Undo
 from plan_adapter.model.plan import Rollback
 from plan_adapter.model.status import RunReason
-from plan_adapter.runs import acancel_run, arun_plan, start
+from plan_adapter.runs import acancel_run, arun_plan, stages
 from plan_adapter.store import PlanStatus
 from tests.runs.drained import World, pool, undone
 
@@ -51,7 +51,7 @@ def rollbacks(monkeypatch: pytest.MonkeyPatch) -> list[Undo]:
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(start, "Rollback", RecordedRollback)
+    monkeypatch.setattr(stages, "Rollback", RecordedRollback)
     return made
 
 

@@ -1,5 +1,6 @@
 """All uses of parts of Prefect that are not quite public. Each is optional: without it, runs are slower or a convenience is missing.
 
+`PRIVATE_NAMES` lists them and says which are replaced, each with the version of Prefect in which it was last seen.
 `missing_prefect_features` lists what the installed Prefect lacks.
 """
 
@@ -12,7 +13,7 @@ from contextvars import Context, ContextVar, copy_context
 from importlib import import_module
 from queue import Empty
 from socket import socket
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from uuid import uuid4
 
 import httpx
@@ -42,6 +43,58 @@ attempt_control = _optional("_internal.attempt_control")
 active_services = _optional("_internal.concurrency.services", "_active_services")
 EventsWorker = _optional("events.worker", "EventsWorker")
 APILogWorker = _optional("logging.handlers", "APILogWorker")
+
+PREFECT_SEEN = "3.9.1"
+"""The version of Prefect in which everything in `PRIVATE_NAMES` was last seen."""
+
+
+class PrivateName(NamedTuple):
+    """A name of Prefect that its documentation does not promise, or that is replaced. `seen` is the last version that had it."""
+
+    module: str  # below `prefect`
+    names: str  # separated by spaces
+    used_for: str  # what is missing or slower without it
+    replaced: bool = False  # whether Prefect then calls ours
+    seen: str = PREFECT_SEEN
+
+
+PRIVATE_NAMES = (
+    PrivateName("utilities.engine", "emit_task_run_state_change_event", "steps without Prefect's engine: 1.6 times as fast"),
+    PrivateName("task_engine", "run_task_async", "task runs whose id is known before they start: a rerun continues them"),
+    PrivateName("flow_engine", "run_flow_async", "a resumed run continues its flow run; without it, a new one is created"),
+    PrivateName("client.orchestration", "_client", "waits of at most a second, not 2 to 32, at a busy server (63 s before a first step)"),
+    PrivateName(
+        "client.orchestration._flow_runs.client",
+        "create_flow_run",
+        "a new flow run has its name at once; naming it afterwards takes a run of one step 15 % more processor time",
+        replaced=True,  # on the client of a run
+    ),
+    PrivateName("client.base", "enable_csrf_support", "one request less for every new client (`connection.remember_csrf_support`)"),
+    PrivateName("events.worker", "EventsWorker _context_cache _client", "sending states again that a lost server did not take"),
+    PrivateName("logging.handlers", "APILogWorker", "ending at once although the server is away"),
+    PrivateName("_internal.concurrency.services", "_active_services _instances _queue _done_event _task _loop", "both of these"),
+    PrivateName("events.clients", "_unconfirmed_events _force_checkpoint _reconnect", "knowing that the server has every state"),
+    PrivateName(
+        "_internal.control_listener",
+        "_send_lock _terminal_lock _terminal_claimed _outcome_report_started _receipt_capable _engine_outcome_handled",
+        "the reason of a cancellation stays when a worker cancels",
+    ),
+    PrivateName("_internal.attempt_control", "INTENT_FOR_BYTE EngineOutcomeReceipt encode_receipt", "the same"),
+    PrivateName("_internal.control_listener", "_handle_intent_byte", "the same", replaced=True),
+    PrivateName("flow_engine", "_flow_parameters call_with_parameters", "a message about wrong parameters, not a crash", replaced=True),
+    PrivateName(
+        "server.services.task_run_recorder",
+        "record_bulk_task_run_events",
+        "local server: a state that the database refuses does not lose the other states of its batch",
+        replaced=True,
+    ),
+    PrivateName("server.services.task_run_recorder", "record_task_run_event", "the same"),
+    PrivateName("server.database.configurations", "AioSqliteConfiguration", "where the next one is"),
+    PrivateName(
+        "server.database.configurations", "setup_sqlite", "local server: a request waits 10 s for SQLite's lock, not 60", replaced=True
+    ),
+)
+"""Every private name of Prefect that the package uses. All but `enable_csrf_support` are used in this file."""
 
 Feature: TypeAlias = Literal["task runs", "reruns", "parameters", "cancellation"]
 """A part of Prefect that this package uses and can do without."""

@@ -1,6 +1,8 @@
 """Tests of undocumented Prefect behavior that `engine/internals.py` relies on. If one fails after a Prefect upgrade, fix that file."""
 
 import asyncio
+import importlib
+import inspect
 import json
 import os
 import re
@@ -17,7 +19,8 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
 from plan_adapter.engine import internals, tasks
-from plan_adapter.engine.internals import BUSY_SECONDS, BUSY_WAITS, add_retry_after, missing_prefect_features
+from plan_adapter.engine.diagnosis import TESTED_PREFECT
+from plan_adapter.engine.internals import BUSY_SECONDS, BUSY_WAITS, PRIVATE_NAMES, add_retry_after, missing_prefect_features
 from plan_adapter.engine.local_server import Server
 from plan_adapter.engine.tasks import PrefectStepRunner
 from tests.engine.calls import ScriptedCall, states_of, task_runs
@@ -30,6 +33,29 @@ ADVICE = (
 
 def test_prefect_still_has_what_the_internals_rely_on() -> None:
     assert missing_prefect_features() == [], ADVICE
+
+
+def test_every_private_name_is_listed_and_is_where_the_list_says() -> None:
+    for private in PRIVATE_NAMES:
+        module = importlib.import_module(f"prefect.{private.module}")
+        source = inspect.getsource(module)
+        lost = [name for name in private.names.split() if not hasattr(module, name) and not re.search(rf"\b{name}\b", source)]
+        assert lost == [], f"prefect.{private.module}: {ADVICE}"
+        assert private.seen in TESTED_PREFECT and private.used_for
+    own = Path(internals.__file__).read_text("utf-8")
+    listed = {name for private in PRIVATE_NAMES for name in private.names.split()}
+    prefects = r"(?:session|queue|ended|client|flow_engine|control_listener|EventsWorker)"
+    used = {*re.findall(rf"\b{prefects}\.(_[a-z]\w*)", own), *re.findall(r'(?:getattr|hasattr)\([^()]*?, "(_\w+)"', own)}
+    assert used and used <= listed
+    assert {private.module for private in PRIVATE_NAMES} >= set(re.findall(r'_optional\("([\w.]+)"', own))
+
+
+def test_exactly_the_listed_names_of_prefect_are_replaced() -> None:
+    own = Path(internals.__file__).read_text("utf-8")
+    assigned = re.findall(r"^ +(?:session|flow_engine|recorder|sqlite)\.(\w+)(?:, flow_engine\.(\w+))? = (?!session)", own, re.MULTILINE)
+    on_instances = re.findall(r'^ +vars\(client\)\["(\w+)"\] = ', own, re.MULTILINE)
+    listed = {name for private in PRIVATE_NAMES if private.replaced for name in private.names.split()}
+    assert {name for names in assigned for name in names if name} | set(on_instances) == listed
 
 
 async def test_task_run_events_produce_the_same_record_as_prefects_own_engine(prefect_server: object) -> None:

@@ -1,0 +1,231 @@
+"""State machine test of the gate: any sequence of questions, answers, new versions, expiries and starts allows only what was approved.
+
+Several people answer for two runs of the same plan, on a real store. `gate_model` knows what must come out of each call.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+from sqlalchemy import true
+
+from plan_adapter.model.approvals import Decision
+from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus
+from plan_adapter.store.recorder import StoreRecorder
+from tests.gates.gate_model import GateModel, ModelApproval, ModelGate
+from tests.store.builders import a_gate, a_plan, an_answer, an_approval, an_attempt, created, validated
+from tests.store.machine import StoreMachine, explore, require_events
+
+FREE, GATED = "check", "restart"
+CALLS = ("b" * 64, "c" * 64)
+"""The two contents that the gated call may have."""
+
+RUNS = st.sampled_from((0, 0, 1))
+NUMBERS = st.integers(0, 99)
+PEOPLE = st.sampled_from(("ana", "bo", "安娜"))
+DECISIONS = st.sampled_from(("approve", "approve", "approve", "reject", "request_changes"))
+MOSTLY = st.sampled_from((True, True, True, False))
+SECONDS = st.sampled_from((None, None, 60))
+"""How long a gate waits, or an approval is valid; None: without a limit."""
+
+
+def content_of(version: int) -> str:
+    return f"{version:064x}"
+
+
+class GateMachine(StoreMachine):
+    """Two runs, their gates and the approvals of both, in the store and in the model."""
+
+    def __init__(self, empty_store: Path) -> None:
+        super().__init__(empty_store)
+        self.store, self.model, self.attempts = self.open_store(), GateModel(), 0
+        self.ids = list[str]()
+        self.recorders = dict[str, StoreRecorder]()
+        for _ in range(2):
+            run = self.do(created(self.store, a_plan("version 0"), approval_digest=content_of(0)))
+            self.ids.append(run.id)
+            self.model.contents[run.id] = content_of(0)
+            self.begin(run)
+
+    def begin(self, run: PlanRun) -> None:
+        run.status, run.reason = PlanStatus.EXECUTING, None
+        self.do(self.store.ledger.claim(run))
+        self.recorders[run.id] = self.do(self.store.ledger.recorder(run))
+        self.model.starts[run.id] += 1
+
+    @rule(seconds=st.sampled_from((10, 30, 60)))
+    def wait(self, seconds: int) -> None:
+        self.time += timedelta(seconds=seconds)
+        self.model.now += seconds
+
+    @rule(run=RUNS, call=st.sampled_from((None, *CALLS)), seconds=SECONDS)
+    def open(self, run: int, call: str | None, seconds: int | None) -> None:
+        run_id, step = self.ids[run], None if call is None else GATED
+        content = call or self.model.contents[run_id]
+        asked = a_gate(self.do(self.store.run(run_id)), step, approval_digest=content)
+        opened = self.do(self.store.gates.open(asked, timeout_ms=(seconds or 0) * 1000))
+        deadline = None if seconds is None else self.model.now + seconds
+        assert opened.id == self.model.open(asked.id, ModelGate(run_id, step, content, deadline))
+
+    @precondition(lambda self: self.model.gates)
+    @rule(number=NUMBERS, newest=MOSTLY, decision=DECISIONS, by=PEOPLE, seconds=SECONDS, same=MOSTLY)
+    def answer(self, number: int, newest: bool, decision: Decision, by: str, seconds: int | None, same: bool) -> None:
+        gate = self.do(self.store.gates.get(self.pick(self.model.gates, number, newest)))
+        content = gate.approval_digest if same else content_of(number % 3)
+        given = an_answer(gate, approval_digest=content, decision=decision, by=by, expires_at=self.after(seconds))
+        expected = self.model.answer(gate.id, given.id, content, decision, by, self.model_after(seconds))
+        self.compare("answer", self.store.gates.answer(gate.id, given), expected)
+
+    @rule(version=st.integers(0, 2), decision=DECISIONS, by=PEOPLE, run=st.sampled_from((None, 0, 1)), seconds=SECONDS)
+    def decide_without_a_gate(self, version: int, decision: Decision, by: str, run: int | None, seconds: int | None) -> None:
+        run_id, content = None if run is None or decision == "approve" else self.ids[run], content_of(version)
+        given = an_approval(
+            approval_digest=content, decision=decision, by=by, run_id=run_id, at=self.after(0), expires_at=self.after(seconds)
+        )
+        self.model.approvals[given.id] = ModelApproval(run_id, None, content, decision, self.model_after(seconds))
+        self.do(self.store.add_approval(given))
+
+    @precondition(lambda self: self.model.gates)
+    @rule(number=NUMBERS, newest=MOSTLY, expires=st.booleans())
+    def withdraw_or_expire(self, number: int, newest: bool, expires: bool) -> None:
+        gate_id = self.pick(self.model.gates, number, newest)
+        self.model.close(gate_id, "expired" if expires else "cancelled")
+        self.do(self.store.gates.expire(gate_id) if expires else self.store.gates.close(gate_id, "cancelled"))
+
+    @rule(run=RUNS, call=st.sampled_from(CALLS), by=PEOPLE)
+    def answer_too_late(self, run: int, call: str, by: str) -> None:
+        # A separate rule, like the next one, because few sequences do these steps in this order.
+        self.open(run, call, 60)
+        self.wait(60)
+        self.answer(0, True, "approve", by, None, True)
+
+    @rule(run=RUNS)
+    def revise(self, run: int) -> None:
+        run_id = self.ids[run]
+        version = int(self.model.contents[run_id], 16) + 1
+        self.do(self.store.ledger.release(run_id))
+        plan = validated(a_plan(f"version {version}"))
+        self.model.revise(run_id, content_of(version))
+        self.begin(self.do(self.store.revisions.revise(run_id, plan, content_of(version), by="bo", note="")))
+
+    @rule(run=RUNS)
+    def resume(self, run: int) -> None:
+        self.do(self.store.ledger.release(self.ids[run]))
+        self.begin(self.do(self.store.run(self.ids[run])))
+
+    @precondition(lambda self: self.model.approvals)
+    @rule(run=RUNS, number=NUMBERS, newest=MOSTLY)
+    def use(self, run: int, number: int, newest: bool) -> None:
+        approval_id = self.pick(self.model.approvals, number, newest)
+        kept = self.do(self.approval(approval_id))
+        expected = self.model.use(self.ids[run], approval_id)
+        self.compare("use", self.store.ledger.use_approval(kept, run_id=self.ids[run]), expected)
+
+    @rule(run=RUNS)
+    def call_without_a_gate(self, run: int) -> None:
+        expected = self.model.call(self.ids[run], FREE, None, None)
+        self.compare("call", self.intent(self.ids[run], FREE), expected)
+
+    @rule(run=RUNS, call=st.sampled_from(CALLS), number=NUMBERS, newest=MOSTLY)
+    def call_with_a_gate(self, run: int, call: str, number: int, newest: bool) -> None:
+        approval_id = self.pick(self.model.approvals, number, newest) if self.model.approvals else None
+        self.call(self.ids[run], call, approval_id)
+
+    @rule(run=RUNS, decision=st.sampled_from(("reject", "request_changes")))
+    def take_back(self, run: int, decision: Decision) -> None:
+        self.open(run, None, None)
+        self.answer(0, True, "approve", "ana", None, True)
+        self.decide_without_a_gate(int(self.model.contents[self.ids[run]], 16), decision, "bo", run, None)
+        for number in (-1, -2):
+            self.use(run, number % len(self.model.approvals), False)
+
+    @rule(run=RUNS, call=st.sampled_from(CALLS), seconds=SECONDS, then=st.sampled_from(("call", "wait", "other content", "resume")))
+    def approve_and_call(self, run: int, call: str, seconds: int | None, then: str) -> None:
+        self.open(run, None, None)
+        self.answer(0, True, "approve", "ana", None, True)
+        self.use(run, 0, True)
+        self.call_without_a_gate(run)
+        self.open(run, call, None)
+        self.answer(0, True, "approve", "bo", seconds, True)
+        approval_id = self.pick(self.model.approvals, 0, True)
+        if then == "wait":
+            self.wait(60)
+        self.call(self.ids[run], CALLS[call == CALLS[0]] if then == "other content" else call, approval_id)
+        if then == "resume":
+            self.resume(run)
+            self.call(self.ids[run], call, approval_id)
+
+    def call(self, run_id: str, content: str, approval_id: str | None) -> None:
+        expected = self.model.call(run_id, GATED, content, approval_id)
+        self.compare("gated call", self.intent(run_id, GATED, approval_id=approval_id, approval_digest=content), expected)
+
+    async def intent(self, run_id: str, step_id: str, **fields: Any) -> None:
+        self.attempts += 1
+        run, recorder = await self.store.run(run_id), self.recorders[run_id]
+        await recorder.intent(an_attempt(run, step_id, at=recorder.now(), number=self.attempts, **fields))
+
+    async def approval(self, approval_id: str) -> Any:
+        content = self.model.approvals[approval_id].content
+        return next(each for each in await self.store.approvals(content) if each.id == approval_id)
+
+    def pick(self, known: dict[str, Any], number: int, newest: bool) -> str:
+        return [*known][-1 if newest else number % len(known)]
+
+    def after(self, seconds: int | None) -> Any:
+        return None if seconds is None else self.time + timedelta(seconds=seconds)
+
+    def model_after(self, seconds: int | None) -> float | None:
+        return None if seconds is None else self.model.now + seconds
+
+    @invariant()
+    def the_gates_are_those_of_the_model(self) -> None:
+        stored = {gate.id: gate.end for gate in self.do(self.store.gates.find(open_only=False))}
+        assert stored == {key: gate.end for key, gate in self.model.gates.items()}
+
+    def teardown(self) -> None:
+        for gate_id, gate in self.model.gates.items():
+            answer = self.do(self.store.gates.answer_to(gate_id))
+            assert (answer and answer.by) == gate.by, "the first answer counts"
+        for run_id in self.ids:
+            assert self.do(self.store.verify(run_id)).ok
+        super().teardown()
+
+
+EVENTS = ("answer: done", "answer: refused", "use: done", "use: refused", "call: done", "call: refused", "gated call: done")
+
+
+def test_a_few_sequences_allow_what_was_approved_and_nothing_else(migrated_file: Path) -> None:
+    explore(partial(GateMachine, migrated_file), examples=4, steps=15)
+    require_events(*EVENTS, "gated call: refused")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_many_sequences_allow_what_was_approved_and_nothing_else(migrated_file: Path) -> None:
+    explore(partial(GateMachine, migrated_file), examples=100, steps=40)
+    require_events(*EVENTS, "gated call: refused")
+
+
+STORE = "plan_adapter.store"
+BROKEN: dict[str, dict[str, Callable[..., Any]]] = {
+    "an answer covers any content": {f"{STORE}.permission.is_same_content": lambda *_: True},
+    "the use of a call's approval is not counted": {f"{STORE}.permission.is_use_left": lambda _: True},
+    "an approval that was taken back is used": {f"{STORE}.approvals._is_usable": lambda _: true()},
+    "a run needs no approval": {f"{STORE}.permission.why_plan_not_approved": lambda *_: None},
+    "a gate never expires": {f"{STORE}.gates._is_in_time": true},
+    "a gate that was withdrawn or replaced takes answers": {f"{STORE}.gates._is_open": true},
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_a_store_that_breaks_the_promise_is_found(broken: dict[str, Any], migrated_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, replacement in broken.items():
+        monkeypatch.setattr(name, replacement)
+    with pytest.raises(AssertionError):
+        explore(partial(GateMachine, migrated_file), examples=20)

@@ -6,7 +6,7 @@ from typing import Any
 from plan_adapter.gates.approval import os_user
 from tests.cli.conftest import Plan
 from tests.cli.gated import resumed, signer
-from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
+from tests.cli.test_run import NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_terminal import Terminal, run_at, terminals
 
 __all__ = ["signer", "terminals"]
@@ -66,19 +66,6 @@ def test_invalid_values_are_refused_with_every_problem_and_the_question_stays_op
     assert len(plan("gates", "--json").lines) == 1
 
 
-def test_a_question_cannot_be_approved_and_an_approval_gate_cannot_be_answered(plan: Plan) -> None:
-    run_id = asking(plan)
-    for arguments in (("approve", run_id, "--step", "decide"), ("approve", run_id)):
-        result = plan(*arguments)
-        assert (result.code, f"this gate asks a question: `plan answer {run_id} decide --digest" in result.err) == (2, True), result.err
-    result = plan("resolve", run_id, "decide", "done", "--result", '{"choice": "run"}')
-    assert f"`decide` asks a question: answer it with `plan answer {run_id} decide`" in result.err
-    gated = plan("run", document({**GREET, "requires_approval": True}), "--offline", "--json", *TOOLS).run["id"]
-    result = plan("answer", gated, "greet", "choice=switch")
-    assert (result.code, f"asks for an approval, not a question: `plan approve {gated} --step greet" in result.err) == (2, True)
-    assert len(plan("gates", "--json").lines) == 2
-
-
 def test_only_approvers_can_answer_and_a_wrong_digest_is_refused(plan: Plan) -> None:
     run_id = asking(plan, approvers=["duty-manager"])
     result = plan("answer", run_id, "decide", "choice=wait")
@@ -86,13 +73,6 @@ def test_only_approvers_can_answer_and_a_wrong_digest_is_refused(plan: Plan) -> 
     other = asking(plan)
     result = plan("answer", other, "decide", "choice=wait", "--digest", "0" * 12)
     assert (result.code, "no gate of this run has a digest beginning with 000000000000" in result.err) == (6, True)
-
-
-def test_a_rejected_question_ends_the_run(plan: Plan) -> None:
-    run_id = asking(plan)
-    assert plan("reject", run_id, "--step", "decide", "--note", "今天不行").code == 0
-    done = resumed(plan, run_id)
-    assert (done.code, done.run["reason"]) == (3, "rejected")
 
 
 def test_a_signature_covers_the_answer(plan: Plan, signer: Path, home: Path) -> None:

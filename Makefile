@@ -28,6 +28,7 @@ check: $(STAMP)  ## check lint rules, formatting and types
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m basedpyright --pythonpath $(PYTHON)
+	@$(PYTHON) -m basedpyright --pythonpath $(PYTHON) --project tests/pyrightconfig.json
 
 format: $(STAMP)  ## fix lint and formatting problems that can be fixed automatically
 	@$(PYTHON) -m ruff check --fix .

@@ -26,7 +26,7 @@ from tests.postgres import running_server
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line and return the exit code."""
-    options = dict(argument.partition("=")[::2] for argument in arguments)
+    options = {name: value for name, _, value in (argument.partition("=") for argument in arguments)}
     for name in [name for name in os.environ if name.startswith(("PREFECT_", "PLAN_ADAPTER_"))]:
         del os.environ[name]
     memory = Path("/dev/shm")  # it keeps what a killed process wrote, and is faster than a disk

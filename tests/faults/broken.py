@@ -125,7 +125,7 @@ def _receipts_precede_effects() -> None:
         await self.flush()
 
     recorder.StoreRecorder.intent = intent
-    recorder.StoreRecorder.receipt = lambda *_: None
+    recorder.StoreRecorder.receipt = lambda self, receipt: None
 
 
 def _audit_entries_are_omitted() -> None:
@@ -138,8 +138,8 @@ def _audit_entries_are_omitted() -> None:
 
 
 def _nothing_is_redacted() -> None:
-    Redactor.text = lambda _, text: text
-    Redactor.value = lambda _, value: value
+    Redactor.text = lambda self, text: text
+    Redactor.value = lambda self, value: value
 
 
 def _every_run_completes() -> None:

@@ -117,6 +117,7 @@ def calls_are_approved(evidence: Evidence) -> Iterator[Violation]:
         approval = approvals.get(row["approval_id"])
         parameters = json.loads(row["parameters"])
         tool = evidence.tools.get(step.tool_name or "") if step.ask is None else question_tool()
+        assert tool is not None
         digest = call_digest(step, unit[1], parameters, tool.definition())
         if approval is None:
             yield Violation("call unapproved", f"{unit}, attempt {number}, has no approval")

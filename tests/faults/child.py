@@ -265,7 +265,7 @@ async def resolve(store: PlanStore, run_id: str, world: Path) -> list[Unit]:
     unknown = await store.outcomes.unknown(run_id)
     for attempt in unknown:
         line = done.get((_unit(attempt), attempt.number))
-        result = None if line is None else {"token": line.token}
+        result: JsonValue = None if line is None else {"token": line.token}
         resolution = ResolutionRecord("again" if line is None else "done", BY, "unverified", "the world says so", result)
         await store.outcomes.resolve(run_id, attempt.step_id, resolution, item=attempt.item, kind=attempt.kind)
     return [_unit(attempt) for attempt in unknown]

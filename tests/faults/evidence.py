@@ -137,6 +137,7 @@ def decided_call(evidence: Evidence, goal: Step, item: int) -> Step | None:
     none: dict[str, Any] = {"goal": None, "tools": [], "max_rounds": None, "done_when": None, "max_retries": 0}
     if (call := decision["tool_call"]) is not None:
         tool, always = evidence.tools.get(call["name"]), evidence.plan.approval.always_execute if evidence.plan.approval else ()
+        assert tool is not None
         asks = goal.requires_approval or (tool.effect != "read" and tool.name not in always)
         fields = {
             "tool_name": tool.name,

@@ -39,7 +39,9 @@ def script_of(goal: str) -> list[str]:
 def effects_of(step: Step) -> set[Effect]:
     """Return the effects of the calls of a goal."""
     effects: dict[str, Effect] = {"put": "idempotent_write", "write": "write"}
-    return {effects.get(kind, "read") for kind in script_of(step.goal or "")} | {"read"}
+    called: set[Effect] = {"read"}
+    called.update(effects[kind] for kind in script_of(step.goal or "") if kind in effects)
+    return called
 
 
 def may_fail(step: Step) -> bool:

@@ -329,7 +329,7 @@ def only_at(*targets: Target) -> Choice:
 
 def may_reach(trial: Trial, point: CrashPoint, detail: str | None) -> bool:
     """Return whether the next process of a trial may reach a target. It may also end earlier."""
-    effects: dict[str, Effect] = {"": "read"} | {name: effect for effect, name in TOOL_NAMES.items()}  # a question has no tool name
+    effects: dict[str, Effect] = {"": "read", **{name: effect for effect, name in TOOL_NAMES.items()}}  # a question has no tool name
     plan = trial.scenario.plan
     if detail is not None and detail.startswith(FINALLY):  # they run again whenever other steps have run
         finals = [step for step in plan.finally_ if point != "mid-effect" or step.tool_name != COMMAND_TOOL]

@@ -102,10 +102,10 @@ def scenario_of(seed: int) -> Scenario:
 def _everything() -> ExecutionPlan:
     plan = ExecutionPlan(id="everything", name="everything", description="A plan that reaches every target")
     for index, effect in enumerate(TOOL_NAMES):
-        undo = {"body": f"undo s{index} ${{{{ result.token }}}}", "secret": SECRET}
+        undo: dict[str, JsonValue] = {"body": f"undo s{index} ${{{{ result.token }}}}", "secret": SECRET}
         rollback = None if effect == "read" else Rollback(tool_name=TOOL_NAMES[effect], parameters=undo)
         upstream = [step.id for step in plan.steps]
-        body = {"body": body_of(plan, index, upstream), "secret": SECRET}
+        body: dict[str, JsonValue] = {"body": body_of(plan, index, upstream), "secret": SECRET}
         plan.add_step(TOOL_NAMES[effect], f"Step {index}", body, id=f"s{index}", depends_on=upstream, rollback=rollback)
     plan.add_step("write", "Fail", {"body": "s3", "secret": SECRET, "fails": ALWAYS}, id="s3", depends_on=[plan.steps[-1].id])
     plan.finally_ = _one_final_of_each_effect()
@@ -283,7 +283,7 @@ def _add_commands(plan: ExecutionPlan, chance: random.Random) -> None:
     """Let commands perform the effects of some steps that do not fail."""
     if chance.random() < 0.7:
         return
-    effects = {name: effect for effect, name in TOOL_NAMES.items()}
+    effects: dict[str, Effect] = {name: effect for effect, name in TOOL_NAMES.items()}
     outer = [inner for step in plan.steps for inner in (step, *step.steps)]
     for step in [*outer, *plan.finally_]:
         if step.tool_name in effects and not step.parameters.get("fails") and chance.random() < 0.5:
@@ -313,10 +313,13 @@ def _add_goals(plan: ExecutionPlan, chance: random.Random) -> None:
 
 def _goal_step(chance: random.Random, name: str, before: list[str], tokens: list[str]) -> Step:
     kinds: tuple[RoundKind, ...] = ("look", "failing", "broken", "put", "write", "unwanted", "ask")
-    script = ["look", *chance.choices(kinds, (3, 1, 2, 3, 4, 2, 2), k=chance.randint(1, 4)), chance.choice(("end",) * 9 + ("abort",))]
+    ends: tuple[RoundKind, RoundKind] = ("end", "abort")
+    script: list[RoundKind] = ["look"]
+    script += chance.choices(kinds, (3, 1, 2, 3, 4, 2, 2), k=chance.randint(1, 4))
+    script.append(ends[chance.choice((0,) * 9 + (1,))])
     done_when = chance.choice((None, verdicts("met"), verdicts("not_met", "met"), verdicts("cannot_tell")))
     if done_when == verdicts("not_met", "met"):
-        script += ["look", "end"]  # a second check needs new evidence
+        script.extend(("look", "end"))  # a second check needs new evidence
     return Step(
         id=name,
         goal=goal_text(script, tokens),
@@ -336,7 +339,7 @@ def _sub_plan(chance: random.Random, letter: str) -> ExecutionPlan:
         effect: Effect = chance.choice(("read", "idempotent_write", "write"))
         name, tokens = f"{letter}{index}", f"${{{{ steps.{letter}{index - 1}.result.token }}}}" if index else "${{ inputs.word }}"
         parameters: dict[str, Any] = {"body": f"{name} {tokens}", "secret": SECRET} | ({"fails": ALWAYS} if name == fails_at else {})
-        undo = {"body": f"undo {name} ${{{{ result.token }}}} ${{{{ inputs.word }}}}", "secret": SECRET}
+        undo: dict[str, JsonValue] = {"body": f"undo {name} ${{{{ result.token }}}} ${{{{ inputs.word }}}}", "secret": SECRET}
         is_undone = effect != "read" and chance.random() < 0.6
         rollback = Rollback(tool_name=TOOL_NAMES[effect], parameters=undo) if is_undone else None
         inner.add_step(TOOL_NAMES[effect], name, parameters, id=name, rollback=rollback, requires_approval=chance.random() < 0.1)
@@ -371,7 +374,8 @@ def _add_step(plan: ExecutionPlan, chance: random.Random, index: int, *, always_
     fields: dict[str, Any] = {"for_each": f"${{{{ {list(range(chance.randint(2, 3)))} }}}}"} if is_list else {}
     if effect != "read" and chance.random() < 0.6:
         undo: Effect = chance.choice(("idempotent_write", "write"))
-        body = {"body": f"undo s{index} ${{{{ result.token }}}}", "secret": SECRET} | ({"item": "${{ item }}"} if is_list else {})
+        body: dict[str, JsonValue] = {"body": f"undo s{index} ${{{{ result.token }}}}", "secret": SECRET}
+        body |= {"item": "${{ item }}"} if is_list else {}
         fields["rollback"] = Rollback(tool_name=TOOL_NAMES[undo], parameters=body)
     if always_fails and chance.random() < 0.2:
         fields["on_error"] = "continue"
@@ -380,12 +384,13 @@ def _add_step(plan: ExecutionPlan, chance: random.Random, index: int, *, always_
         question = Question(question=body_of(plan, index, upstream), fields={"choice": Input()})
         plan.steps.append(Step(id=f"s{index}", ask=question, description=f"Step {index}", depends_on=upstream))
         return
+    parameters: dict[str, JsonValue] = {"body": body_of(plan, index, upstream), "secret": SECRET}
+    parameters |= {"item": "${{ item }}"} if is_list else {}
+    parameters |= {"fails": fails} if fails else {}
     plan.add_step(
         TOOL_NAMES[effect],
         f"Step {index}",
-        {"body": body_of(plan, index, upstream), "secret": SECRET}
-        | ({"item": "${{ item }}"} if is_list else {})
-        | ({"fails": fails} if fails else {}),
+        parameters,
         id=f"s{index}",
         depends_on=upstream,
         max_retries=1 if fails == 1 else 0,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import cast
 
 from tests.faults import child
 from tests.faults.child import STACKS, STOPPED, Order, Report
@@ -70,7 +71,7 @@ def start(order: Order) -> Child:
     process = FORKS.Process(target=child.execute_order, args=(order, theirs), daemon=True)
     process.start()
     theirs.close()
-    return Child(process, ours, order.workspace.log)
+    return Child(process, cast("Connection", ours), order.workspace.log)
 
 
 async def _readable_within(seconds: float, *files: int) -> bool:

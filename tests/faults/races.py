@@ -128,8 +128,9 @@ async def race(
 
 def fault_during_execution(trial: Trial) -> Fault | None:
     """Return a fault that ends the next process while it executes the run."""
-    targets = [(point, detail) for point, detail in (*TARGETS, *GOAL_TARGETS) if point in CALL_POINTS and may_reach(trial, point, detail)]
-    return Fault(*trial.chance.choice([("claimed", None), *targets]))
+    targets: list[Target] = [("claimed", None)]
+    targets += [target for target in (*TARGETS, *GOAL_TARGETS) if target[0] in CALL_POINTS and may_reach(trial, *target)]
+    return Fault(*trial.chance.choice(targets))
 
 
 async def _is_interrupted(trial: Trial) -> bool:

@@ -160,9 +160,10 @@ async def test_a_goal_killed_at_each_kind_of_crash_point_keeps_its_guarantees(tm
 @pytest.mark.parametrize("point", CALL_POINTS)
 async def test_a_goal_killed_in_every_round_keeps_its_guarantees(point: CrashPoint, shared_store: str | None, tmp_path: Path) -> None:
     decided: Target = (point, "decision read")
-    read, written, checked = ([(point, detail)] for detail in ("read", "write", "check read"))
+    read, written, checked = (list[Target]([(point, detail)]) for detail in ("read", "write", "check read"))
     targets: list[Target] = [decided, *read, decided, decided, ("gate-opened", None), ("gate-answered", None), *written, decided]
-    asked = [("gate-opened", None), ("gate-answered", None)] + (read if point != "mid-effect" else [])
+    asked: list[Target] = [("gate-opened", None), ("gate-answered", None)]
+    asked += read if point != "mid-effect" else []
     rejected = checked if point != "mid-effect" else []
     targets += [("gate-answered", None), *rejected, decided, *asked, decided, *checked, decided, *read, decided, *checked, *asked]
     targets += read if point != "mid-effect" else []  # the end of the step

@@ -39,7 +39,7 @@ async def test_a_scripts_flow_run_resumes_after_each_kill(prefect_server: Server
 async def test_a_worker_finishes_a_run_killed_at_every_crash_point_of_a_write(prefect_server: Server, tmp_path: Path) -> None:
     reads = ("read", "idempotent_write", "rollback idempotent_write")  # other fault tests cover these, without a worker
     faults = [target for target in TARGETS if not f"{target[0]} {target[1]}".replace("in-transaction ", "").startswith(GATES)]
-    faults = [(point, effect) for point, effect in faults if effect not in reads]
+    faults = [target for target in faults if target[1] not in reads]
     faults.insert(faults.index(("after-receipt", None)), AFTER_PREFECT_STATE)
     async with open_trial(EVERYTHING, tmp_path, None, InOrder([])) as trial:
         trial.scenario.plan.options.require_approval = False

@@ -1,5 +1,7 @@
 """A group runs its steps for one item after the other. An item that fails stops the group; a resumed run continues with that item."""
 
+from typing import Any
+
 from plan_adapter import ExecutionPlan, ToolRegistry, tool
 from plan_adapter.errors import ToolError
 from plan_adapter.runs import aresume_run, arun_plan
@@ -49,7 +51,8 @@ async def test_an_item_ends_before_the_next_begins_and_sees_its_own_results() ->
     run = await arun_plan(rolling_restart(), tools=tools, inputs=INPUTS, offline=True)
     assert done == ["drain web-1", "restart web-1 after drain", "drain web-2", "restart web-2 after drain"]
     assert run.step("drain").result == ["drain", "drain"]
-    assert [(item["label"], item["status"]) for item in run.step("nodes").result] == [("web-1", "completed"), ("web-2", "completed")]
+    items: Any = run.step("nodes").result
+    assert [(item["label"], item["status"]) for item in items] == [("web-1", "completed"), ("web-2", "completed")]
 
 
 async def test_a_failed_item_stops_the_group_and_a_resumed_run_continues_there() -> None:

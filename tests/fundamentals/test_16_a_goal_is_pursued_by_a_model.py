@@ -70,7 +70,7 @@ async def test_a_write_of_the_model_waits_for_a_person_and_each_round_is_recorde
     assert (run.status, notes) == ("completed", ["hello"])
     assert [request.step_id for request in asked] == ["report"]
     assert "hello" in asked[0].text
-    result = run.step("report").result
+    result: Any = run.step("report").result
     assert (result["summary"], result["rounds"]) == ("Working on it.", 3)
     async with PlanStore() as store:
         calls = [(attempt.kind, attempt.tool_name) for attempt in await store.attempts(run.id) if attempt.kind == "step"]

@@ -200,7 +200,7 @@ def test_the_digest_of_a_text_stays_when_any_of_its_words_are_erased(data: st.Da
         chosen = data.draw(st.sets(st.integers(0, max(len(before.spans) - 1, 0)), max_size=4)) if before.spans else set[int]()
         erased, proof = before.erase(chosen)
         whole: dict[str, Any] = {"result": text_of_value, "salt": "salt"}
-        without = {"result": erased, "salt": dump_json({"result": proof})}
+        without: dict[str, Any] = {"result": erased, "salt": dump_json({"result": proof})}
         assert with_words_digested("receipts", whole) == with_words_digested("receipts", without) == {"result": before.digest}
         after = Words("result", erased, dump_json({"result": proof}))
         assert after.digest == before.digest
@@ -230,7 +230,7 @@ def mail(text: str, note: str = "") -> dict[str, bool]:
 
 async def record_without(store: PlanStore, value: str, *fields: str, note: str = "", gated: bool = True) -> str:
     """Return the export of a run with `value` in its input, results and gate, once it is erased."""
-    call = {"text": "${{ inputs.who }}", "note": note}
+    call: dict[str, Any] = {"text": "${{ inputs.who }}", "note": note}
     plan = ExecutionPlan(name="mail", description="mail", inputs={"who": Input(type="string")})
     plan.options.require_approval = False
     plan.steps = [

@@ -159,11 +159,11 @@ asyncio.run(main())
 
 async def test_one_of_the_contradictory_answers_from_four_processes_wins(store: PlanStore, store_url: str):
     gate = await store.gates.open(a_gate(await created(store)), timeout_ms=60_000)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    processes = [Program(ANSWERING, store_url, gate.id, f"person {number}", **pipes) for number in range(4)]
+    processes = [Program(ANSWERING, store_url, gate.id, f"person {n}", stdin=subprocess.PIPE, stdout=subprocess.PIPE) for n in range(4)]
     for process in processes:
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
     for process in processes:
+        assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     won = [int(process.communicate()[0]) for process in processes]

@@ -183,7 +183,8 @@ async def test_a_recorded_intent_survives_the_death_of_its_process(store_url: st
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
     async with PlanStore(store_url) as store:
         run = await store.run(run_id)
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)

@@ -99,7 +99,7 @@ async def test_a_gated_call_with_a_mismatched_approval_is_refused(store: PlanSto
 async def test_a_call_with_an_invalid_approval_is_refused(store: PlanStore, fields: dict[str, Any], message: str):
     run, approval = await _approved_call(store, **fields)
     recorder = await store.ledger.recorder(run)
-    gated = {"approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
+    gated: dict[str, Any] = {"approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
     with pytest.raises(NotApprovedError, match=message):
         await recorder.intent(an_attempt(run, "drain", item=1, at=recorder.now(), **gated))
     assert await store.attempts(run.id) == []

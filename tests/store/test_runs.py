@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, begun, created, ended, validated
 
-WHOSE = {"agent_id": "agent-7", "org_id": "org-1", "tenant_id": "租户", "task_id": "task-9"}
+WHOSE: dict[str, Any] = {"agent_id": "agent-7", "org_id": "org-1", "tenant_id": "租户", "task_id": "task-9"}
 
 
 async def test_a_new_run_is_read_back_unchanged(store: PlanStore):

@@ -174,10 +174,28 @@ def read_values_text(text: str, file: str | None, *, aliases: bool = False) -> t
         root, problems = _read_tree(text.removeprefix("\ufeff"), file, aliases=aliases)
     except UnreadableError as error:
         return None, [replace(error.problem, file=file)]
-    values = root.plain()
+    values = _merged(root.plain()) if aliases else root.plain()
     if isinstance(values, dict):
         return values, _in_text_order(problems, file)
     return None, [_not_a_mapping(root, "the file must contain a mapping of names to values", file)]
+
+
+def _merged(value: JsonValue) -> JsonValue:
+    """Return a value with the mappings of each YAML merge key (`<<: *base`) in its place, under the keys that stand next to it."""
+    if isinstance(value, list):
+        return [_merged(member) for member in value]
+    if not isinstance(value, dict):
+        return value
+    own = {key: _merged(member) for key, member in value.items()}
+    given = own.get("<<")
+    bases = given if isinstance(given, list) else [given]
+    if "<<" not in own or not all(isinstance(base, dict) for base in bases):
+        return own
+    found: dict[str, JsonValue] = {}
+    for base in [*reversed(bases), own]:
+        found |= base if isinstance(base, dict) else {}
+    del found["<<"]
+    return found
 
 
 def _not_a_mapping(root: Node, wanted: str, file: str | None) -> Problem:

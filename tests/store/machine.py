@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from plan_adapter.model.host_process import HostProcess
 from plan_adapter.store.database import sqlite
 from plan_adapter.store.store import PlanStore
 
@@ -28,22 +29,26 @@ happened = Counter[str]()
 class StoreMachine(RuleBasedStateMachine):
     """A sequence of calls of one store or several. What each call must do is known from a model."""
 
+    running: "StoreMachine"
+    """The machine of the present sequence."""
+
     def __init__(self, empty_store: Path) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="machine-", dir=MEMORY if MEMORY.is_dir() else None))
         shutil.copy(empty_store, self.folder / "plans.db")
         self.loop = asyncio.Runner()
         self.time = datetime(2026, 1, 1, tzinfo=UTC)
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(sqlite, "sqlite_now", self.read_clock)
         self.stores = list[PlanStore]()
+        self.this: HostProcess | None = None  # the process that calls, if not this one
+        StoreMachine.running = self
 
     def teardown(self) -> None:
-        for store in self.stores:
-            self.do(store.close())
-        self.loop.close()
-        self.patch.undo()
-        shutil.rmtree(self.folder)
+        try:
+            for store in self.stores:
+                self.do(store.close())
+        finally:
+            self.loop.close()
+            shutil.rmtree(self.folder)
 
     def open_store(self) -> PlanStore:
         """Return a store on the file of this sequence."""
@@ -77,7 +82,11 @@ def explore(machine: Callable[[], StoreMachine], *, examples: int, steps: int = 
     factory: Any = machine  # a function is as good as a class
     given: dict[str, Any] = {"deadline": None, "derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
     given |= {"phases": [Phase.generate], "report_multiple_bugs": False}  # a sequence is reported as found
-    run_state_machine_as_test(factory, settings=settings(max_examples=examples, stateful_step_count=steps, **given))
+    # Patched here and not by each machine, so that the clock of other tests comes back however a sequence ends.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite, "sqlite_now", lambda: StoreMachine.running.read_clock())
+        patch.setattr(HostProcess, "this", lambda this=HostProcess.this: StoreMachine.running.this or this())
+        run_state_machine_as_test(factory, settings=settings(max_examples=examples, stateful_step_count=steps, **given))
     print("\n" + ", ".join(f"{what}: {count}" for what, count in sorted(happened.items())))
 
 

@@ -76,7 +76,6 @@ class LeaseMachine(StoreMachine):
         here = HostProcess.of(os.getppid())
         self.processes = {"ana": replace(here, place="host-1"), "bo": replace(here, place="host-2"), "cy": here}
         self.this = here
-        self.patch.setattr(HostProcess, "this", lambda: self.this)
         self.sql = Sql(f"sqlite:///{self.folder}/plans.db")
         self.of = {name: self.open_store() for name in self.processes}
         for store in self.of.values():

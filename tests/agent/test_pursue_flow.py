@@ -61,5 +61,5 @@ async def test_a_goal_is_drafted_approved_run_and_summarized(
         return
     assert state.is_completed(), state.message
     assert run.status is PlanStatus.COMPLETED
-    facts = f"The run is completed. It completed {len(run.steps)} of {len(run.steps)} steps."
+    facts = f"The run is completed. {len(run.steps)} of {len(run.steps)} steps done."
     assert artifacts["summary"] == (f"{facts}\n\nSummary by the model:\n\n部署好了。" if summary.status == 200 else facts)

@@ -1,4 +1,4 @@
-"""Find the JSON object in a model's answer, whether it is bare, fenced, inside prose, or malformed and repairable."""
+"""The text of a model's answer: cut out its thinking, and find the JSON object, whether it is bare, fenced, inside prose, or repairable."""
 
 import json
 import re

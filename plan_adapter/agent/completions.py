@@ -1,4 +1,4 @@
-"""Parse a chat completion server's response: one JSON object, or a stream of events whose chunks form one."""
+"""The protocol of chat completions: build a request, and parse a response, which is one JSON object or a stream of events."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The prompts. The same request gives the same bytes.
+"""The prompts of planning, with secrets redacted. The same request gives the same bytes.
 
 Text from a person, a tool or a plan is embedded as JSON data, so it cannot end its block or pose as the planner.
 """

@@ -1,4 +1,4 @@
-"""The JSON Schemas of what a model is asked for: a planning decision, a goal step's decision, and the verdict on a goal.
+"""The JSON Schemas of what a model is asked for: a planning decision, a goal step's decision, and a verdict; also in OpenAI's strict form.
 
 A tool's own parameters are part of the first two: one kind of step, or of call, per available tool.
 """

@@ -1,4 +1,4 @@
-"""Questions at the terminal: the inputs that a run lacks, and its gates. `--yes` or the form in Prefect may answer a gate instead."""
+"""Questions at the terminal: missing inputs, fields, confirmations and gates. `--yes` or the form in Prefect may answer a gate instead."""
 
 import sys
 from collections.abc import Mapping, Sequence

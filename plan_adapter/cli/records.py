@@ -1,4 +1,4 @@
-"""Runs and events as JSON objects and as lines of text."""
+"""Runs, gates, events and differences between plans, as JSON objects and as lines of text."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any

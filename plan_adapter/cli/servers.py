@@ -1,4 +1,4 @@
-"""A Prefect server that is already running, for commands that start none."""
+"""A Prefect server that is already running, for commands that start none, and where a plan's secrets are looked up."""
 
 import asyncio
 import os

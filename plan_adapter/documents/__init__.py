@@ -1,4 +1,4 @@
-"""Reads and writes plan documents, YAML or JSON, and locates everything in them.
+"""Reads and writes plan documents, YAML or JSON, locates everything in them, and gives their JSON Schema.
 
 The readers are imported on use, so that a command that reads no document does not import yaml.
 """

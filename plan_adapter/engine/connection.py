@@ -1,4 +1,4 @@
-"""Which Prefect server Prefect's settings name, whether it answers, and how to make this process use a given one."""
+"""Which Prefect server Prefect's settings name, how to log in to it, whether it answers, and how to make this process use it."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""Prefect deployments of runbooks: what one consists of, which parts differ from the deployed one, and how it is created or deleted."""
+"""Prefect deployments of runbooks: what one consists of, how it differs from the deployed one, and how it is created, served or deleted."""
 
 import asyncio
 import signal

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, JsonValue, create_model
 from plan_adapter.model.approvals import Answer, ApprovalRequest, Decision, GateKind, GatePolicy, Resolution
 from plan_adapter.model.options import Input
 from plan_adapter.model.readable import call_name, counted, one_line, prose
+from plan_adapter.model.values import refuse_constant
 from plan_adapter.text.commands import SHOWN_DIGITS, answer_command, open_form_notice, show_command
 from plan_adapter.text.gate_text import split_text, without_picture
 from plan_adapter.validation.inputs import form_schema
@@ -186,13 +187,9 @@ def _parse_result(text: str, decision: str) -> JsonValue:
     if decision != "done":
         raise NotAnAnswerError(f"only `done` takes a result, not `{decision}`")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise NotAnAnswerError(f'the result is not JSON ({error}); put text in quotes, as in "v3"') from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"JSON has no {name}")
 
 
 def form_values(answer: Answer) -> dict[str, JsonValue]:

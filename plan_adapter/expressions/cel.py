@@ -156,7 +156,7 @@ _VERBS: Mapping[str, str] = {
 
 
 def _describe_mismatch(operator: str, kinds: list[str]) -> tuple[str, str]:
-    """Return what is wrong with an operator or function for values of `kinds`, which are words, and how to fix it."""
+    """Return why an operator or function does not accept values of `kinds`, in words, and a fix."""
     if operator == "? :" and kinds[:1] == ["a boolean"]:
         return f"`? :` needs two values of one type, not {' and '.join(kinds[1:])}", _CONVERT
     if operator == "? :":

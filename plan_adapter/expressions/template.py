@@ -1,4 +1,4 @@
-"""`Template`: a JSON value whose texts contain compiled expressions."""
+"""`Template`: a JSON value whose texts contain compiled expressions. `Prediction`: its value before the run, as far as it is known."""
 
 import json
 import re

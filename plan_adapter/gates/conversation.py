@@ -1,4 +1,4 @@
-"""`Conversation`: questions and answers at the terminal of this process."""
+"""`Conversation`: questions and answers at the terminal of this process, also field by field."""
 
 import asyncio
 import json

@@ -117,5 +117,5 @@ def closing_message(gate: Gate, answer: Approval | None, resolution: Receipt | N
 
 
 def changes_text(answer: Approval) -> str:
-    """Return who asks for changes, and which if the answer says so."""
+    """Return who asks for changes, with their note."""
     return f"{answer.by} asks for changes" + (f": {answer.note}" if answer.note else "")

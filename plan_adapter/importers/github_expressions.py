@@ -213,11 +213,11 @@ def _compare(left: Value, sign: str, right: Value) -> Value:
 
 
 def _compare_as_numbers(left: Value, sign: str, right: Value) -> Value:
-    """Return the comparison of a truth value with a text that is no number, of which GitHub says that they differ."""
+    """Compare a boolean with a text. GitHub converts both to numbers, so they differ unless the text is a number."""
     value, text = (left, right) if left.kind == "bool" else (right, left)
     if text.text is not None and sign in ("==", "!="):
         return Value.of(sign == "!=")
-    raise NotConvertibleError(f"`{value.code} {sign} {text.code}` compares a truth value with a text, as numbers")
+    raise NotConvertibleError(f"`{value.code} {sign} {text.code}` compares a boolean with a text, as numbers")
 
 
 def _compare_option(value: Value, sign: str, text: str) -> Value:

@@ -498,7 +498,7 @@ def _step_name(step: Document, index: int) -> str:
 
 
 def _written(step: Mapping[str, Any]) -> str:
-    """Return the script of a step as it is written, which YAML may read as a number or a truth value, or ""."""
+    """Return the script of a step as it is written, which YAML may read as a number or a boolean, or ""."""
     script = step.get("run")
     return str(script).lower() if isinstance(script, bool) else "" if script is None else str(script)
 

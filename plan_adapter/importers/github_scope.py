@@ -48,7 +48,7 @@ _LEFT_OUT: tuple[tuple[str, str], ...] = (
 
 
 def reason_to_leave_out(action: str) -> str | None:
-    """Return what to do instead of an action that only prepares a runner, or None for one that does real work."""
+    """Return a hint in place of an action that only prepares a runner, or None for one that does real work."""
     name = action.partition("@")[0].casefold()
     return next((hint for pattern, hint in _LEFT_OUT if re.fullmatch(pattern, name)), None)
 

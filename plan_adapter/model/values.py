@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from operator import is_
-from typing import Any, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 from plan_adapter.model.problems import Problem
 
@@ -25,6 +25,11 @@ _Trail: TypeAlias = tuple[str | int, "_Trail"] | None
 
 
 _NORMALIZED_TYPES = frozenset({str, int, bool, type(None)})
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Refuse NaN and Infinity, which Python's JSON reader accepts: its `parse_constant`. Raises ValueError."""
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def normalize(value: Any) -> Any:

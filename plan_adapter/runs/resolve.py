@@ -1,4 +1,4 @@
-"""Resolutions of unknown outcomes that are given outside a gate: what they are bound to, and who is allowed to give them."""
+"""Resolutions of unknown outcomes that are given outside a gate, and the commands of such attempts that still run here."""
 
 import asyncio
 from collections.abc import Collection, Sequence

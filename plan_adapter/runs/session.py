@@ -1,4 +1,4 @@
-"""`RunRequest`: what a caller passes with a run. `RunSession`: one start of a run in one process."""
+"""`RunRequest`: what a caller passes with a run. `RunSession`: one start of a run in one process, and who may operate it."""
 
 import asyncio
 import logging

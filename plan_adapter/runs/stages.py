@@ -147,7 +147,7 @@ def scope_of(
     goal_model: GoalModel | None = None,
     policy: EffectivePolicy | None = None,
 ) -> RunScope:
-    """Return what all calls of one start of a run share, with the gates of `keeper`.
+    """Return the scope that all calls of one start of a run share, with the gates of `keeper`.
 
     `policy`, as of this start, says which steps have a gate. None: no step has one, because only a rollback follows.
     """

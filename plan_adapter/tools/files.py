@@ -1,4 +1,4 @@
-"""`read_file` and `write_file`: text files below one folder, which neither `..` nor a link can leave."""
+"""`read_file` and `write_file`: text files below one folder, which neither `..` nor a link can leave, and the folder access behind them."""
 
 import hashlib
 import json

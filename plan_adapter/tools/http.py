@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from plan_adapter.model.errors import ToolError, UnknownOutcomeError
 from plan_adapter.model.readable import one_line
+from plan_adapter.model.values import refuse_constant
 from plan_adapter.tools.tool import ToolContext, tool
 
 if TYPE_CHECKING:
@@ -255,13 +256,9 @@ def _is_json(response: "httpx.Response") -> bool:
 
 def _parse_json(text: str) -> JsonValue:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return text  # the content type says JSON, but the body is not
-
-
-def _refuse_constant(name: str) -> JsonValue:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _other_origin_note(requested: "httpx.URL", answered: "httpx.URL") -> str:

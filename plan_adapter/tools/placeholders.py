@@ -1,4 +1,4 @@
-"""`goal`: the tool behind the goal of a plan. Plans cannot name it."""
+"""The tools behind a goal and a question. Plans cannot name them."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""`Tool`, the decorator `@tool`, and `ToolContext`, which a tool requests by annotation."""
+"""`Tool`, the decorator `@tool`, and `ToolContext`, which a tool requests by annotation. Also what identifies a tool's code."""
 
 import copy
 import functools
@@ -19,6 +19,7 @@ from pydantic import JsonValue, ValidationError
 from plan_adapter.model.errors import ToolDefinitionError, ToolError
 from plan_adapter.model.options import EFFECTS, CallKind, Effect, Isolation
 from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.values import refuse_constant
 from plan_adapter.tools.probing import mismatches
 from plan_adapter.tools.signature import (
     Mismatch,
@@ -391,7 +392,7 @@ def as_json(value: object) -> JsonValue:
     mappings in which two keys would become one.
     """
     try:
-        return json.loads(json_adapter().dump_json(value), object_pairs_hook=_object_without_duplicates, parse_constant=_refuse_constant)
+        return json.loads(json_adapter().dump_json(value), object_pairs_hook=_object_without_duplicates, parse_constant=refuse_constant)
     except (ValueError, TypeError, RecursionError) as error:
         raise ToolError(f"the result is not JSON: {error}") from error
 
@@ -405,10 +406,6 @@ def _object_without_duplicates(pairs: list[tuple[str, JsonValue]]) -> dict[str, 
             f"two keys of one mapping both become the JSON key {json.dumps(duplicate, ensure_ascii=False)}; rename one of them"
         )
     return members
-
-
-def _refuse_constant(name: str) -> JsonValue:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _require_json(value: object) -> None:

@@ -1,4 +1,4 @@
-"""Checks the definitions of a plan's inputs, and the values given for them."""
+"""Checks the definitions of a plan's inputs and the values given for them, and describes them as a JSON Schema and as a form."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Checks the permissions that plans give against their tools, and decides those that depend on the inputs of a run."""
+"""Checks a plan's permissions against its tools, and its gates: who can answer them, and what no gate covers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

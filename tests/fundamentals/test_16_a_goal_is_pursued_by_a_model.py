@@ -38,7 +38,7 @@ tools = ToolRegistry([look, post])
 
 
 def decides(action: str, tool_name: str = "", **fields: Any) -> Any:
-    """Return what the model answers in one round."""
+    """Return a model's answer for one round."""
     call = {"tool_call": {"name": tool_name, "arguments": fields.pop("arguments", {})}} if tool_name else {}
     return says({"action": action, "speak": "Working on it.", "reason": "the goal", **call, **fields})
 

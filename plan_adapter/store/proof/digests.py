@@ -26,7 +26,7 @@ ERASED = "[erased]"
 """The text that replaces an erased word. The database's triggers check for it."""
 
 ERASED_VALUE = '"[erased value]"'
-"""The JSON that replaces an erased number, truth value or null."""
+"""The JSON that replaces an erased number, boolean or null."""
 
 ERASABLE: Mapping[str, frozenset[str]] = {
     "runs": frozenset({"inputs", "outputs", "metadata", "message", "rejection_note", "cancel_reason", "rollback"}),

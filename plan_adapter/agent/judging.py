@@ -11,6 +11,7 @@ from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.graph import ancestors_of
 from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.model.problems import Problem
+from plan_adapter.model.readable import code
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan, validate
 
@@ -50,7 +51,7 @@ def _find_violations(statement: ConstraintStatement, text: str, ancestors: Mappi
         Problem(
             "broken-constraint",
             at=at,
-            message=f"`{then}` can start before `{first}` has completed, against the constraint {text[:200]!r}",
+            message=f"`{then}` can start before `{first}` has completed, against the constraint {code(text[:200])}",
             hint=f"let `{then}` depend on `{first}`",
         )
         for first in statement.steps

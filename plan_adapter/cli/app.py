@@ -247,11 +247,11 @@ def _unused_tokens_message(error: "UnusedCliTokensError") -> str:
 
 def _settings_message(error: "ValidationError") -> str:
     """Return which environment variables are wrong and what they may be, but never their values."""
+    from plan_adapter.documents.wording import demand_of  # only for a command that failed
+
     errors = error.errors(include_input=False, include_url=False)
     names = ("_".join(str(part) for part in detail["loc"]).upper() for detail in errors)
-    return "; ".join(
-        f"PLAN_ADAPTER_{name}: {detail['msg'].removeprefix('Value error, ')}" for name, detail in zip(names, errors, strict=True)
-    )
+    return "; ".join(f"PLAN_ADAPTER_{name}: {demand_of(detail)}" for name, detail in zip(names, errors, strict=True))
 
 
 def _print_error(kind: str, message: str, code: ExitCode, *, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic_core import ErrorDetails
 
@@ -12,15 +13,24 @@ from plan_adapter.model.values import join
 _EXPECTED: Mapping[str, str] = {
     "int_type": "an integer",
     "int_from_float": "an integer",
+    "int_parsing": "an integer",
     "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
     "bool_type": "true or false",
+    "bool_parsing": "true or false",
     "string_type": "text",
     "list_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
-_LIMITS: Mapping[str, tuple[str, str]] = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
+_LIMITS: Mapping[str, tuple[str, str]] = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
 _LITERAL_CODES: Mapping[str, str] = {"effect": "bad-effect", "version": "unsupported-version"}
 
 
@@ -32,6 +42,24 @@ def to_problem(finding: ErrorDetails, path: tuple[int | str, ...], *, names_fiel
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _field_path(path)).lstrip(".")
     code, message, hint = _describe(finding, shorten_path(name), names_field=names_field)
     return Problem(code, at=at, message=message, hint=hint)
+
+
+def demand_of(finding: ErrorDetails) -> str:
+    """Return what a value must be, such as `must be at least 1`, without the value itself. Any other message of pydantic stays as it is."""
+    kind, context = finding["type"], finding.get("ctx", {})
+    if kind == "literal_error":
+        choices = _choices(context)
+        listed = ", ".join(f"`{choice}`" for choice in choices)
+        return f"must be {listed}" if len(choices) == 1 else f"must be one of {listed}"
+    if kind in _LIMITS:
+        words, limit = _LIMITS[kind]
+        return f"must be {words} {context[limit]}"
+    wanted = context.get("wanted") or _EXPECTED.get(kind)
+    return f"must be {wanted}" if wanted else finding["msg"].removeprefix("Value error, ")
+
+
+def _choices(context: Mapping[str, Any]) -> list[str]:
+    return [text or number for text, number in re.findall(r"'([^']*)'|(\d+)", str(context.get("expected", "")))]
 
 
 def _field_path(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
@@ -55,18 +83,14 @@ def _describe(finding: ErrorDetails, name: str, *, names_field: bool) -> tuple[s
     if kind == "extra_forbidden":
         return "unknown-field", f"`{name}` is no field here", ""
     if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'|(\d+)", str(context.get("expected", "")))
-        known = [text or number for text, number in choices]
-        listed = ", ".join(f"`{choice}`" for choice in known)
-        wanted = f"must be {listed}" if len(known) == 1 else f"must be one of {listed}"
+        known = _choices(context)
         hint = did_you_mean(given[:60], known) if isinstance(given, str) and len(known) > 1 else ""
-        message = f"{subject} {wanted}" + (instead if names_field else "")
+        message = f"{subject} {demand_of(finding)}" + (instead if names_field else "")
         return _LITERAL_CODES.get(name, "bad-value"), message, hint if hint.startswith("did") else ""
     if kind in _LIMITS:
-        words, limit = _LIMITS[kind]
-        return "bad-value", f"{subject} must be {words} {context[limit]}{instead}", ""
+        return "bad-value", f"{subject} {demand_of(finding)}{instead}", ""
     if wanted := context.get("wanted") or _EXPECTED.get(kind):
-        return "wrong-type", f"{subject} must be {wanted}{instead}", context.get("hint", _hint(wanted, given))
+        return "wrong-type", f"{subject} {demand_of(finding)}{instead}", context.get("hint", _hint(wanted, given))
     return "bad-value", f"{subject}: {finding['msg']}", ""
 
 

@@ -327,6 +327,8 @@ _TYPE_WORDS = {
 
 
 def _describe_wrong_value(details: "list[ErrorDetails]", shown: str) -> str:
+    # If one type of several accepts the kind of value, only what it says about the content helps.
+    details = [detail for detail in details if not detail["type"].endswith(("_type", "_parsing"))] or details
     prefix = "Input should be "
     wanted = [detail["msg"].removeprefix(prefix) for detail in details if detail["msg"].startswith(prefix)]
     if not wanted:

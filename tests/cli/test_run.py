@@ -278,7 +278,7 @@ def test_an_invalid_setting_is_reported_without_its_value(plan: Plan, monkeypatc
     monkeypatch.setenv("PLAN_ADAPTER_LOCAL_SERVER", "s3cret")
     result = plan("runs")
     assert result.code == 2
-    assert result.err == "plan: PLAN_ADAPTER_LOCAL_SERVER: Input should be 'auto' or 'never'\n"
+    assert result.err == "plan: PLAN_ADAPTER_LOCAL_SERVER: must be one of `auto`, `never`\n"
 
 
 def test_the_store_is_shown_and_upgraded(plan: Plan, home: Path) -> None:

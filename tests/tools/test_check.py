@@ -1,5 +1,7 @@
+from typing import Annotated
+
 import pytest
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from plan_adapter.tools.tool import tool
 
@@ -63,6 +65,15 @@ def test_the_problem_of_a_missing_parameter_names_its_type() -> None:
         ("b", "`b` is missing", "it takes an integer or a string"),
         ("c", "`c` is missing", ""),
     ]
+
+
+def test_a_list_that_is_too_short_is_not_called_a_wrong_type() -> None:
+    @tool
+    def run(statements: str | Annotated[list[str], Field(min_length=1)]) -> None: ...
+
+    [(_, message, _)] = run.check({"statements": []}, is_open)
+    assert "at least 1 item" in message
+    assert "a string" not in message
 
 
 def test_only_the_first_twenty_problems_are_reported() -> None:

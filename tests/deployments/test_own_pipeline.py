@@ -50,7 +50,7 @@ async def test_this_repository_passes_its_own_pipeline(run_runbook: RunRunbook, 
 async def test_a_broken_module_fails_the_pipeline_and_the_other_checks_still_run(
     run_runbook: RunRunbook, repository: Path, tmp_path: Path
 ) -> None:
-    (repository / "plan_adapter" / "plan.py").write_text("def broken(:\n", encoding="utf-8")
+    (repository / "plan_adapter" / "model" / "plan.py").write_text("def broken(:\n", encoding="utf-8")
     subprocess.run(["git", "-c", "user.name=Ana", "-c", "user.email=a@b.invalid", "commit", "-qam", "Break it"], cwd=repository, check=True)
 
     run = await run_runbook(

@@ -1,7 +1,7 @@
 """`execute`: starts each step once its dependencies have ended and a slot is free, the longest path first."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -500,13 +500,17 @@ class Scheduler:
 
     async def _make(self, state: Items, make_call: Callable[[], Call]) -> None:
         call = make_call()
-        try:
-            await self._call_over(state, call, await self._course.make(call))
-        finally:
-            call.end_reservation()
+        await self._record_course(state, call, self._course.make(call))
 
     async def _take(self, state: Items, call: Call, begun: Attempt | None) -> None:
-        await self._call_over(state, call, await self._course.take(call, begun=begun))
+        await self._record_course(state, call, self._course.take(call, begun=begun))
+
+    async def _record_course(self, state: Items, call: Call, course: Awaitable[CourseEnd]) -> None:
+        """Record how a call ended. The slot that its failure has reserved goes to the rollback of its item, which takes one of its own."""
+        try:
+            await self._call_over(state, call, await course)
+        finally:
+            call.end_reservation()
 
     def _why_not_made(self, state: Items) -> str:
         """Return why no further call of a step is made. Empty if calls may be made."""

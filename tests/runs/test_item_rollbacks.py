@@ -101,6 +101,14 @@ async def test_a_failed_item_is_rolled_back_before_other_work_begins_in_prefect(
     assert cluster.done[-5:] == ["drain b", "restart b", "unrestart b", "undrain b", "other"]
 
 
+async def test_the_failure_of_an_approved_call_leaves_its_slot_to_the_next_items(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("restart b")
+    restart = act("restart", "drain", undo=True, rollback_failed=True, requires_approval=True)
+    plan = alone(act("drain", undo=True), restart, max_failures=1)
+    ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=CallbackApprover(lambda _: True, by="ana"))
+    assert items_of(ended) == ["a completed", "b failed and rolled back", "c completed"]
+
+
 async def test_the_policy_of_the_plan_counts_and_so_does_that_of_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken.add("restart b")
     plan = alone(on_error=None)

@@ -143,9 +143,9 @@ class CallHistory:
     def add(self, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> None:
         """Add `attempts` and `receipts`. A write without a receipt is unknown; a read without one may be repeated.
 
-        A success covers only the attempts before it: a `finally` step may be called again after it succeeded, and that call may be
-        interrupted. A person's resolution of an idempotent write also covers its earlier attempts. Attempts that have receipts may be
-        omitted.
+        A later receipt covers an interrupted read, because a read leaves nothing behind. A success covers only the attempts before it: a
+        `finally` step may be called again after it succeeded, and that call may be interrupted. A person's resolution of an idempotent
+        write also covers its earlier attempts. Attempts that have receipts may be omitted.
         """
         resolved, ended = dict[Unit, int](), set[tuple[Unit, int]]()
         for receipt in receipts:
@@ -167,8 +167,11 @@ class CallHistory:
             self.attempts[unit] = max(self.attempts.get(unit, 0), attempt.number)
             if (unit, attempt.number) in ended or (unit in self.succeeded and attempt.number < self.succeeded[unit].number):
                 continue
-            if attempt.effect != "idempotent_write":
-                (self.unknown if attempt.effect == "write" else self.interrupted_reads)[unit] = attempt
+            if attempt.effect == "write":
+                self.unknown[unit] = attempt
+            elif attempt.effect == "read":
+                if unit not in self.receipts or self.receipts[unit].number < attempt.number:
+                    self.interrupted_reads[unit] = attempt
             elif attempt.number > resolved.get(unit, 0):
                 self.repeatable[unit] = attempt
         for unit in [unit for unit, receipt in self.succeeded.items() if receipt.number < self.attempts[unit]]:

@@ -52,14 +52,18 @@ def rolled_back_items(group: Step, plan: ExecutionPlan, history: RunHistory) -> 
 
 
 def is_rolled_back(plan: ExecutionPlan, history: RunHistory) -> bool:
-    """Return whether the run itself has begun to roll back. False if only items that failed were rolled back, each by itself."""
-    if not history.has_rollbacks:
-        return False
-    failed, own = set(history.failed), set[Unit]()
-    for group in plan.all_steps:
-        for item in rolled_back_items(group, plan, history):
-            units = {(step.id, item) for step in group.steps}
-            own |= set() if units.isdisjoint(failed) else units
+    """Return whether the run itself has begun to roll back. False if only items that failed were rolled back, each by itself.
+
+    A failure need not have a receipt: the expressions of a call may fail before it. But an item that completed is only rolled back with the
+    run.
+    """
+    own = {
+        (step.id, item)
+        for group in plan.all_steps
+        for item in rolled_back_items(group, plan, history)
+        if not is_complete(group, item, history)
+        for step in group.steps
+    }
     return not own.issuperset(history.rollbacks.attempts)
 
 

@@ -86,7 +86,8 @@ def _action_for(run: PlanRun, plan: ExecutionPlan, history: RunHistory, last_rea
     """Return `execute_run`, or `roll_back` if a rollback of the run was interrupted. Raises RunConflictError after a finished one."""
     # A rollback records the reason for the end before its first call. While steps execute, the reason is empty or `unknown`.
     is_ending = run.reason is RunReason.INTERRUPTED and last_reason not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
-    if not is_rolled_back(plan, history) and not is_ending:
+    has_ended_rollback = run.rollback is not None and history.has_rollbacks
+    if not (is_rolled_back(plan, history) or has_ended_rollback or is_ending):
         return execute_run
     if run.status is PlanStatus.EXECUTING:
         refuse_unknown_outcome_to_roll_back(run, history)

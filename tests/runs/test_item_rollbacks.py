@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,7 +12,8 @@ import pytest
 from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.connection import Server
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.execution.history import ResumeOptions, RunHistory
+from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.gates import ApprovalRequest, CallbackApprover
 from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.model.plan import Rollback, Step
@@ -107,6 +109,31 @@ async def test_the_failure_of_an_approved_call_leaves_its_slot_to_the_next_items
     plan = alone(act("drain", undo=True), restart, max_failures=1)
     ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=CallbackApprover(lambda _: True, by="ana"))
     assert items_of(ended) == ["a completed", "b failed and rolled back", "c completed"]
+
+
+async def test_a_run_resumes_after_the_rollback_of_an_item_that_failed_before_its_call(cluster: Cluster, store: PlanStore) -> None:
+    check = act("check", "restart")
+    check.parameters = {"what": "${{ {'a': 'check a'}[item] }}"}
+    ended = await run(alone(STEPS[0], STEPS[1], check, items="['a', 'b', 'c']"), cluster, store)
+    assert items_of(ended) == ["a completed", "b failed and rolled back", "c skipped"]
+    done = [*cluster.done]
+
+    resumed = await aresume_run(ended.id, tools=cluster.tools, store=store, offline=True)
+
+    assert (cluster.done, items_of(resumed)) == (done, items_of(ended))
+
+
+@pytest.mark.parametrize("effect", ["read", "idempotent_write"])
+async def test_an_item_whose_interrupted_call_failed_later_is_rolled_back_alone(effect: Any, cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("check a")
+    plan = alone(items="['a']")
+    ended = await run(plan, cluster, store)
+    attempts = [replace(row, number=2) for row in await store.attempts(ended.id)]
+    receipts = [replace(row, number=2) for row in await store.receipts(ended.id)]
+    (failed,) = [row for row in attempts if row.step_id == "check"]
+    history = RunHistory.of([replace(failed, number=1, effect=effect), *attempts], receipts)
+    assert not is_rolled_back(plan, history)
+    assert (("check", 0) in history.failed) == (effect == "read")
 
 
 async def test_the_policy_of_the_plan_counts_and_so_does_that_of_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:

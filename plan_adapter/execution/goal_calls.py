@@ -43,14 +43,6 @@ class CallOutcome:
     error: str | None = None  # None: it succeeded
 
 
-async def _placeholder(context: ToolContext) -> None:
-    """Do nothing: each round of a goal puts its own function in this place."""
-
-
-_DECIDE = Tool(_placeholder, effect="read", name="decide")
-_CHECK = Tool(_placeholder, effect="read", name="check")
-
-
 RoundFunction: TypeAlias = Callable[[ToolContext], Awaitable[JsonValue]]
 """What the program does in a round, given the context of the call."""
 
@@ -89,11 +81,11 @@ class GoalCalls:
 
     async def decide(self, item: int, function: RoundFunction) -> CallOutcome:
         """Get the decision of a round from `function`, and return it. If it fails, the step's own retries apply."""
-        return await self._run_round_call("decision", item, _DECIDE, function)
+        return await self._run_round_call("decision", "decide", item, function)
 
     async def check(self, item: int, function: RoundFunction) -> CallOutcome:
         """Check the decision of a round with `function`, and return its result."""
-        return await self._run_round_call("check", item, _CHECK, function)
+        return await self._run_round_call("check", "check", item, function)
 
     async def close(
         self, parameters: dict[str, JsonValue], evidence: Sequence[Evidence], *, result: JsonValue, error: str | None
@@ -172,7 +164,8 @@ class GoalCalls:
         limit = self._step.timeout_ms
         return max(limit - self.spent_ms, 1) / 1000 if limit else None
 
-    async def _run_round_call(self, kind: CallKind, item: int, tool: Tool[..., Any], function: RoundFunction) -> CallOutcome:
+    async def _run_round_call(self, kind: CallKind, name: str, item: int, function: RoundFunction) -> CallOutcome:
+        """Make the call `name` of a round, which runs `function` in place of a tool of the plan."""
         receipt = self._scope.history.calls(kind).succeeded.get((self._step.id, item))
         if receipt is not None:
             return self._recorded_outcome(receipt)
@@ -181,7 +174,7 @@ class GoalCalls:
             return await function(context)
 
         step = self._step_for_call(max_retries=self._step.max_retries)
-        end = await self._run_call(self._new_call(step, kind, item, tool.with_function(call_function), {}))
+        end = await self._run_call(self._new_call(step, kind, item, Tool(call_function, effect="read", name=name), {}))
         if end.outcome != "succeeded":
             raise GoalEndedError(replace(end, error=f"round {item + 1}: {end.error}"))
         return CallOutcome(end.result)

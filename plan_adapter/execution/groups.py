@@ -1,4 +1,4 @@
-"""`Group`: the steps of a group, item by item. It decides which calls are ready and how the group ends; the scheduler makes the calls."""
+"""`Group`: the steps of a group, item by item. It decides which calls are ready and how the group ends; `GroupRuns` makes the calls."""
 
 from collections import deque
 from collections.abc import Collection, Sequence

@@ -1,32 +1,89 @@
-"""Sub-plans in progress: the inputs of the plan that a step runs, its progress, and its end."""
+"""`SubPlanRuns`: runs the plans that steps run: their inputs, their approval, their steps and their end."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import cast
 
 from pydantic import JsonValue
 
-from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, AttemptOutcome
+from plan_adapter.execution.items import Items
+from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, AttemptOutcome, StepGates
+from plan_adapter.execution.progress import Progress, SubPlanRun
 from plan_adapter.execution.run_status import NOT_APPROVED
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.expressions import Template
 from plan_adapter.model.errors import ExpressionError
-from plan_adapter.model.plan import Step
+from plan_adapter.model.plan import Step, flattened
 from plan_adapter.model.readable import failure_of
 from plan_adapter.model.record import StepRun
 from plan_adapter.model.status import Outcome, StepStatus
 from plan_adapter.validation.sub_plans import fill_inputs
 
 
-@dataclass(slots=True)
-class SubPlanRun:
-    """A sub-plan in progress."""
+class SubPlanRuns:
+    """The plans that steps of an execution run. Their steps become ready like those of the run, with a scope of their own."""
 
-    step: Step  # the step that runs it
-    open: int  # how many of its own steps have not ended
-    halted: str = ""  # why no further step of it starts
-    refused: str = ""  # why one of its steps was not approved
-    continues: bool = False  # whether the run continues without that step
+    def __init__(self, progress: Progress, *, on_ready: Callable[[Step], None]) -> None:
+        """Run plans of `progress`. `on_ready` is called with each step that waits for nothing in its plan."""
+        self._progress = progress
+        self._scope = progress.scope
+        self._on_ready = on_ready
+
+    def begin(self, step: Step) -> None:
+        """Start the plan that `step` runs, once it is approved. Raises ExpressionError if its inputs do not fit."""
+        inputs = sub_plan_inputs(self._scope, step)
+        run, gates = self._progress.runs[step.id], self._progress.gates_of(step)
+        run.status, run.started_at = StepStatus.RUNNING, self._scope.recorder.now()
+        is_done = all((inner.id, None) in self._scope.history.succeeded for inner in flattened(step.inner) if not inner.inner)
+        if gates is None or is_done:
+            self._start(step, inputs)
+        else:
+            self._progress.tasks.spawn(self._start_if_approved(gates, step, inputs))
+
+    async def _start_if_approved(self, gates: StepGates, step: Step, inputs: dict[str, JsonValue]) -> None:
+        gated = self._scope.gated_call(step, flattened(step.inner), "plan", {"inputs": dict(inputs)}, item=None, label=None)
+        state = Items(step, [None], is_list=False)
+        is_approved = await self._progress.ask_for_approval(gates, state, gated)
+        if is_approved:
+            self._start(step, inputs)
+        elif is_approved is None:  # the step waits for a later start of the run
+            run = self._progress.runs[step.id]
+            run.status, run.started_at = StepStatus.PENDING, None
+        else:
+            self._progress.skip(step, state.refused or self._progress.why_halted(step))
+
+    def _start(self, step: Step, inputs: dict[str, JsonValue]) -> None:
+        self._scope.begin_plan(step, inputs)
+        steps = self._progress.validated.sub_plans[step.id].steps
+        self._progress.sub_plans[step.id] = SubPlanRun(step, len(steps))
+        self._progress.name_items(steps)
+        for step_id in [step_id for step_id, before in steps.items() if not before]:
+            self._on_ready(self._progress.steps[step_id])
+
+    def step_ended(self, step: Step) -> None:
+        """Count a step of a plan that has ended. The plan ends with the last one."""
+        state = self._progress.sub_plans[step.id]
+        state.open -= 1
+        if not state.open:
+            self._progress.tasks.spawn(self._close(state))
+
+    async def _close(self, state: SubPlanRun) -> None:
+        step, progress = state.step, self._progress
+        sub_plan = progress.validated.sub_plans[step.id]
+        runs = [progress.runs[step_id] for step_id in sub_plan.steps]
+        end = end_of_sub_plan(runs, progress.without_call)
+        if end is None:
+            why = state.refused or next(inner.reason or "" for inner in runs if inner.id not in progress.without_call)
+            progress.mark_skipped(step, why)
+            return await progress.close(step, show=True)
+        if end.outcome == "succeeded":
+            try:
+                end = replace(end, result=outputs_of(self._scope, step, sub_plan.outputs))
+            except ExpressionError as error:
+                end = AttemptEnd("failed", 0, error=str(error))
+        progress.finish(step, end, was_refused=was_refused(state, runs), continues=state.continues)
+        progress.runs[step.id].carried = all(inner.carried for inner in runs)
+        return await progress.close(step, show=True)
 
 
 def sub_plan_inputs(scope: RunScope, step: Step) -> dict[str, JsonValue]:

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.model.plan import ExecutionPlan, Step
-from plan_adapter.model.record import Receipt
+from plan_adapter.model.record import Receipt, RollbackStatus
 from plan_adapter.validation import ValidatedPlan
 
 
@@ -51,12 +51,14 @@ def rolled_back_items(group: Step, plan: ExecutionPlan, history: RunHistory) -> 
     return {item for step_id, item in history.rollbacks.attempts if step_id in steps and item is not None}
 
 
-def is_rolled_back(plan: ExecutionPlan, history: RunHistory) -> bool:
+def is_rolled_back(plan: ExecutionPlan, history: RunHistory, ended: RollbackStatus | None) -> bool:
     """Return whether the run itself has begun to roll back. False if only items that failed were rolled back, each by itself.
 
     A failure need not have a receipt: the expressions of a call may fail before it. But an item that completed is only rolled back with the
-    run.
+    run. `ended` tells how the run's last rollback ended (`PlanRun.rollback`): it may have undone nothing but the rest of a failed item.
     """
+    if ended is not None and history.has_rollbacks:
+        return True
     own = {
         (step.id, item)
         for group in plan.all_steps

@@ -52,7 +52,7 @@ async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
         first = unknown[0]
         called = listed(list(dict.fromkeys(call_in_words(attempt.step_id, attempt.kind) for attempt in unknown)), MAX_NAMES)
         message = f"{'its process died; ' if has_died else ''}the outcome of {called} is unknown{still}"
-        rollback_due = rollback_due or is_rolled_back(await store.get(run.digest), await store.ledger.history(run.id))
+        rollback_due = rollback_due or is_rolled_back(await store.get(run.digest), await store.ledger.history(run.id), run.rollback)
         next_command = rollback_command(run) if rollback_due else resume_command(run)
         return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), next_command)
     if not has_died:
@@ -118,7 +118,7 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
     if run.completed_at is None:
         return None
     history, plan = await store.ledger.history(run.id), await store.get(run.digest)
-    is_undone = is_rolled_back(plan, history)
+    is_undone = is_rolled_back(plan, history, run.rollback)
     if run.status is PlanStatus.CANCELLED and (units := aborted_steps(plan, history)):
         return after_abort(run, units, history.labels, is_undone=is_undone)
     if aborted := list(history.rollbacks.aborted):

@@ -86,8 +86,7 @@ def _action_for(run: PlanRun, plan: ExecutionPlan, history: RunHistory, last_rea
     """Return `execute_run`, or `roll_back` if a rollback of the run was interrupted. Raises RunConflictError after a finished one."""
     # A rollback records the reason for the end before its first call. While steps execute, the reason is empty or `unknown`.
     is_ending = run.reason is RunReason.INTERRUPTED and last_reason not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
-    has_ended_rollback = run.rollback is not None and history.has_rollbacks
-    if not (is_rolled_back(plan, history) or has_ended_rollback or is_ending):
+    if not (is_rolled_back(plan, history, run.rollback) or is_ending):
         return execute_run
     if run.status is PlanStatus.EXECUTING:
         refuse_unknown_outcome_to_roll_back(run, history)
@@ -137,7 +136,7 @@ async def _expired_steps(run: PlanRun, store: PlanStore) -> list[str | None]:
 def _refuse_aborted_steps(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, skipped: Collection[str]) -> None:
     """Raise RunConflictError if a step to be called may have been done already: an `abort` ended the run and left its outcome unknown."""
     unresolved = [unit for unit in aborted_steps(plan, history) if unit[0] not in skipped]
-    if unresolved and not is_rolled_back(plan, history):
+    if unresolved and not is_rolled_back(plan, history, run.rollback):
         names = ", ".join(unit_names(unresolved, history.labels))
         command = resolve_command(run.id, unresolved[0], "done|again", label=history.labels.get(unresolved[0]))
         raise RunConflictError(

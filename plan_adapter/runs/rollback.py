@@ -176,7 +176,7 @@ async def rollback_run(
         "rollback", (), reason, run, plan, store, run_request, rollback_needs_approver=rollback_needs_approver(plan, policy)
     )
     history = await store.ledger.history(run.id)
-    was_interrupted = run.reason is RunReason.INTERRUPTED and is_rolled_back(plan, history)
+    was_interrupted = run.reason is RunReason.INTERRUPTED and is_rolled_back(plan, history, run.rollback)
     if run.completed_at is None and not was_interrupted:
         await store.cancel(run.id, reason, rollback=True)
     if await store.ledger.owner(run.id) is not None:  # the owner rolls it back

@@ -166,7 +166,7 @@ def columns_of_ended_rollback(connection: Connection, run_id: str, why: str) -> 
 
 def has_begun_rollback(connection: Connection, run: Row) -> bool:
     """Return whether the run itself has begun to roll back, not only items that failed."""
-    return is_rolled_back(of_run(connection, run), history_of(connection, run["id"]))
+    return is_rolled_back(of_run(connection, run), history_of(connection, run["id"]), rollback_of(run))
 
 
 def columns_of_resolved_rollback(connection: Connection, run: Row, summary: str, *, ends: bool) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class Trial:
             return None
         self.has_resumed_first = bool(unknown)
         plan = await self.store.get(run.digest)
-        if run.completed_at is not None and is_rolled_back(plan, history):
+        if run.completed_at is not None and is_rolled_back(plan, history, run.rollback):
             remaining = units_to_roll_back(plan, history)
             is_refused = self._was_revoked(run)
             return self.order("undo", fault=self.choose(self)) if remaining and not is_refused else None

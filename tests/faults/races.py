@@ -141,7 +141,7 @@ async def _rollback_waits_for_an_outcome(trial: Trial) -> bool:
     """Return whether the run was rolled back and has an unknown outcome. Every resume is refused until somebody resolves it."""
     run = await trial.store.run(trial.run_id or "")
     plan, history = await trial.store.get(run.digest), await trial.store.ledger.history(run.id)
-    return is_rolled_back(plan, history) and bool(await trial.store.outcomes.unknown(run.id))
+    return is_rolled_back(plan, history, run.rollback) and bool(await trial.store.outcomes.unknown(run.id))
 
 
 async def _put_to_sleep(trial: Trial, sleep_at: Sequence[Target], *, lease: tuple[float, float] | None) -> Child | None:

@@ -132,7 +132,7 @@ async def test_an_item_whose_interrupted_call_failed_later_is_rolled_back_alone(
     receipts = [replace(row, number=2) for row in await store.receipts(ended.id)]
     (failed,) = [row for row in attempts if row.step_id == "check"]
     history = RunHistory.of([replace(failed, number=1, effect=effect), *attempts], receipts)
-    assert not is_rolled_back(plan, history)
+    assert not is_rolled_back(plan, history, ended.rollback)
     assert (("check", 0) in history.failed) == (effect == "read")
 
 

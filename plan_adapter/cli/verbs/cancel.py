@@ -112,12 +112,13 @@ async def _roll_back(run: str, reason: str, tools: list[str], options: AnswerOpt
         if exit_code == ExitCode.INTERRUPTED:
             return exit_code
         history = await store.ledger.history(found.id)
-        plan = await store.get((await store.run(found.id, with_steps=False)).digest)  # the approved version
+        ended = await store.run(found.id, with_steps=False)
+        plan = await store.get(ended.digest)  # the approved version
         left, unknown = units_to_roll_back(plan, history), aborted_steps(plan, history)
-        if not left and not is_rolled_back(plan, history):
+        if not left and not is_rolled_back(plan, history, ended.rollback):
             output.note("nothing was rolled back: no completed step declares a rollback")
         if unknown:
-            output.note(after_abort(found, unknown, history.labels, is_undone=is_rolled_back(plan, history)))
+            output.note(after_abort(found, unknown, history.labels, is_undone=is_rolled_back(plan, history, ended.rollback)))
         if await has_unknown_rollback(found.id, store):
             return ExitCode.UNKNOWN
         return ExitCode.FAILED if left or unknown else ExitCode.DONE

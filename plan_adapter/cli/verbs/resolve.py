@@ -82,7 +82,7 @@ async def resolve(
         has_owner = await store.ledger.owner(found.id) is not None
         unknown = [] if has_owner else await store.outcomes.unknown(found.id)
         hint = await hint_of(found, store) if resolution == "abort" and not has_owner else None
-        is_of_run = rollback and is_rolled_back(await store.get(found.digest), await store.ledger.history(found.id))
+        is_of_run = rollback and is_rolled_back(await store.get(found.digest), await store.ledger.history(found.id), found.rollback)
         commands = await store.outcomes.commands(found.id)
     if json:
         output.json_line(run_json(found, steps=False))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import JsonValue
@@ -12,20 +13,12 @@ from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES, from_strict_form
 from plan_adapter.documents import read_document
 from plan_adapter.model.graph import reachable
 from plan_adapter.model.options import EFFECTS
-from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.plan import ExecutionPlan, step_fields
 from plan_adapter.model.problems import Problem
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import lint
 
 Action: TypeAlias = Literal["continue", "ask_user", "plan_done"]
-
-STEP_FIELDS = frozenset(
-    (
-        *("id", "tool_name", "description", "parameters", "input", "depends_on", "done_when", "rollback", "effect"),
-        *("max_retries", "retry_delay_ms", "timeout_ms", "requires_approval", "content", "goal", "tools"),
-    )
-)
-"""The step fields that a model may write. A person may write more."""
 
 _DECISION_FIELDS = frozenset(
     ("action", "speak", "reason", "complexity", "need_thinking", "description", "steps", "plan_steps", "constraints")
@@ -182,7 +175,7 @@ class _DecisionReader:
         at = f"steps[{number}]"
         step: dict[str, JsonValue] = {}
         for key, value in written.items():
-            if key not in STEP_FIELDS:
+            if key not in _written_fields():
                 self.add("unknown-field", f"{at}.{key[:60]}", f"a model's step has no field `{key[:60]}`", "leave it out")
             elif value is not None:
                 step["goal" if key == "content" else key] = value
@@ -270,6 +263,12 @@ class _DecisionReader:
             return None
         places = [(name, _step_index(name, self.ids)) for name in names]
         return tuple(self.ids[p] if p is not None and 0 <= p < len(self.ids) else str(name) for name, p in places)
+
+
+@cache
+def _written_fields() -> frozenset[str]:
+    """Return the fields of a step that a model may write. `content` is its name for `goal`."""
+    return frozenset(("content", *(name for name, field in step_fields().items() if field.for_models is not None)))
 
 
 def _whole_number(written: JsonValue) -> int | None:

@@ -5,6 +5,7 @@ A tool's own parameters are part of the first two: one kind of step, or of call,
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, cast, get_args
 
 from pydantic import JsonValue
@@ -12,7 +13,7 @@ from pydantic import JsonValue
 from plan_adapter.expressions import has_expression
 from plan_adapter.model.goals import GoalAction, VerdictWord
 from plan_adapter.model.options import EFFECTS
-from plan_adapter.model.plan import STEP_ID
+from plan_adapter.model.plan import Step, step_fields
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 
@@ -26,14 +27,14 @@ Schema = dict[str, Any]
 
 def draft_schema(tools: ToolRegistry, *, max_steps: int | None = None) -> dict[str, JsonValue]:
     """Return the JSON Schema of one planning decision with `tools`. The same tools give the same bytes."""
-    definitions, kinds, rollbacks = _FIELDS | {"reference": _REFERENCE}, list[Schema](), list[Schema]()
+    definitions, kinds, rollbacks = _fields() | {"reference": _REFERENCE}, list[Schema](), list[Schema]()
     for number, tool in enumerate(tools):
         definitions[f"parameters_{number}"] = _parameters(tool, number, definitions)
         call: Schema = {
             "tool_name": {"type": "string", "enum": [tool.name]},
             "parameters": {"$ref": f"#/$defs/parameters_{number}"},
         }
-        fields = _FIELD_REFERENCES | ({"effect": raised} if (raised := _higher_effect_schema(tool)) is not None else {})
+        fields = _references() | ({"effect": raised} if (raised := _higher_effect_schema(tool)) is not None else {})
         kinds.append(_object(call | fields, required=("tool_name", "description", "parameters")))
         rollbacks.append(_object(call, required=("tool_name", "parameters")))
     definitions["rollback"] = {"anyOf": rollbacks}
@@ -43,24 +44,26 @@ def draft_schema(tools: ToolRegistry, *, max_steps: int | None = None) -> dict[s
 def draft_outline(*, max_steps: int | None = None) -> dict[str, JsonValue]:
     """Return the same schema without the tools, for a prompt that already lists them."""
     call: Schema = {"tool_name": {"type": "string"}, "parameters": {"type": "object"}}
-    kind = _object(call | _FIELD_REFERENCES | {"effect": _choice(EFFECTS, _EFFECT)}, required=("tool_name", "description", "parameters"))
+    kind = _object(
+        call | _references() | {"effect": _choice(EFFECTS, _described("effect"))}, required=("tool_name", "description", "parameters")
+    )
     rollback = _object(call, required=("tool_name", "parameters"))
-    return {**_decision([kind, _goal_step({"type": "string"})], max_steps), "$defs": {**_FIELDS, "rollback": rollback}}
+    return {**_decision([kind, _goal_step({"type": "string"})], max_steps), "$defs": {**_fields(), "rollback": rollback}}
 
 
 def _goal_step(tool: Schema) -> Schema:
     fields: Schema = {
-        "content": _text("What is wanted, in words: a model works out the calls during the run. Only if they cannot be named in advance."),
+        "content": _text(_described("goal")),
         "done_when": _text("When it is met, in words that calls of the tools can prove."),
         "tools": {
             "type": "array",
             "items": tool,
             "minItems": 1,
-            "description": "What may be called. A person confirms each write.",
+            "description": _described("tools"),
         },
     }
-    named = {name: _FIELD_REFERENCES[name] for name in ("id", "description")}
-    named["depends_on"] = _FIELDS["depends_on"] | {"description": "As for every step. If left out or null: the step before this one."}
+    named = {name: _references()[name] for name in ("id", "description")}
+    named["depends_on"] = _fields()["depends_on"] | {"description": "As for every step. If left out or null: the step before this one."}
     return _object(fields | named, required=("content", "done_when", "tools"))
 
 
@@ -147,7 +150,7 @@ def _constraint() -> Schema:
 
 def _higher_effect_schema(tool: Tool[..., Any]) -> Schema | None:
     higher = [effect for effect in EFFECTS if EFFECTS.index(effect) > EFFECTS.index(tool.effect)]
-    return _choice(higher, _EFFECT) if higher else None
+    return _choice(higher, _described("effect")) if higher else None
 
 
 def _parameters(tool: Tool[..., Any], number: int, definitions: Schema) -> Schema:
@@ -208,10 +211,6 @@ def _text(description: str) -> Schema:
     return {"type": "string", "description": description}
 
 
-def _natural_number(description: str) -> Schema:
-    return {"type": "integer", "minimum": 0, "description": description}
-
-
 def _ids(description: str) -> Schema:
     return {"type": "array", "items": {"type": "string"}, "description": description}
 
@@ -220,25 +219,39 @@ def _choice(choices: Sequence[str], description: str) -> Schema:
     return {"type": "string", "enum": [*choices], "description": description}
 
 
-_EFFECT = "Only if this call does more than its tool declares."
-
 _REFERENCE: Schema = {"type": "string", "pattern": r"\$\{\{", "description": "A reference to an earlier result: ${{ steps.ID.result }}"}
 
-_FIELDS: Schema = {
-    "id": {"type": "string", "pattern": f"^{STEP_ID}$", "description": "A short unique name for references and dependencies."},
-    "description": _text("What the step is for, in one sentence."),
-    "depends_on": {
-        "type": "array",
-        "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]},
-        "description": "The steps that must complete first: positions in `steps` from 0, or ids.",
-    },
-    "done_when": _text("An expression in ${{ }} over `result` that must be true afterwards."),
-    "max_retries": _natural_number("How often the step is retried after a known failure. 0 for calls that must not be repeated."),
-    "retry_delay_ms": _natural_number("Milliseconds before the second attempt."),
-    "timeout_ms": _natural_number("The timeout of one attempt in milliseconds. 0 means no limit."),
-    "requires_approval": {"type": "boolean", "description": "Whether a person must approve this step right before it runs."},
+_OF_TOOLS = ("tool_name", "parameters", "input", "effect", "rollback")
+"""The fields of a call that depend on the tool."""
+
+_SIMPLER: Mapping[str, Schema] = {
+    "depends_on": {"type": "array", "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}},
+    "requires_approval": {"type": "boolean"},
 }
-_FIELD_REFERENCES: Schema = {name: {"$ref": f"#/$defs/{name}"} for name in (*_FIELDS, "rollback")}
+"""The forms of fields that models write in another way than people."""
+
+
+@cache
+def _fields() -> Schema:
+    """Return the schema of each field of a call that any tool may have, from the fields of a step."""
+    written = {name: field for name, field in step_fields().items() if field.for_models is not None and name not in _OF_TOOLS}
+    return {name: _field_schema(name) | {"description": field.for_models} for name, field in written.items() if "call" in field.kinds}
+
+
+def _field_schema(name: str) -> Schema:
+    schema: Schema = _SIMPLER.get(name) or Step.model_json_schema()["$defs"]["Step"]["properties"][name]
+    either: list[Schema] = schema.get("anyOf", [schema])
+    (kind,) = [part for part in either if part.get("type") != "null"]
+    return {key: kind[key] for key in ("type", "minimum", "maximum", "minLength", "pattern", "enum", "items") if key in kind}
+
+
+def _references() -> Schema:
+    return {name: {"$ref": f"#/$defs/{name}"} for name in (*_fields(), "rollback")}
+
+
+def _described(name: str) -> str:
+    """Return how a field of a step is described to a model."""
+    return step_fields()[name].for_models or ""
 
 
 _KEPT_KEYWORDS = (

@@ -4,8 +4,9 @@ Field names, defaults and statuses are those of Aster's ExecutionPlan (see `plan
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast, get_args
 
 from pydantic import BaseModel, Field, JsonValue, PrivateAttr, ValidationError, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 from uuid_utils import uuid7
@@ -150,6 +151,13 @@ DONE_WHEN_DESCRIPTION = (
 )
 
 
+GOAL_FOR_MODELS = "What is wanted, in words: a model works out the calls during the run. Only if they cannot be named in advance."
+DONE_WHEN_FOR_MODELS = "An expression in ${{ }} over `result` that must be true afterwards."
+MAX_RETRIES_FOR_MODELS = "How often the step is retried after a known failure. 0 for calls that must not be repeated."
+TIMEOUT_FOR_MODELS = "The timeout of one attempt in milliseconds. 0 means no limit."
+DEPENDS_ON_FOR_MODELS = "The steps that must complete first: positions in `steps` from 0, or ids."
+
+
 TIMEOUT_DESCRIPTION = (
     "The timeout of one attempt in milliseconds. Overrides the options. 0 means no limit. For a goal, the time that all its calls may take "
     "together."
@@ -159,6 +167,24 @@ TIMEOUT_DESCRIPTION = (
 CREATES_SECRETS_DESCRIPTION = (
     "The names of secrets that exist only after this step. The run may start without them. Steps that use one must come after this step."
 )
+
+
+StepKind: TypeAlias = Literal["plan", "group", "question", "goal", "call"]
+"""What a step is: a plan that it runs, a group of steps, a question to a person, a goal in words, or a call of a tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepField:
+    """What else is known of a field of a step. Validation, previews, listings, gate texts and the form for models derive from it."""
+
+    kinds: tuple[StepKind, ...]  # the kinds of step that may have it
+    label: str | None  # what people read before its value; None if it is shown in another way
+    for_models: str | None  # how it is described to a planning model; None if only people and programs may write it
+
+
+def _of(*kinds: StepKind, label: str | None = None, for_models: str | None = None) -> StepField:
+    """Return what is known of a field that only steps of `kinds` may have; without any, every step."""
+    return StepField(kinds or get_args(StepKind), label, for_models)
 
 
 def _either(wanted: str) -> WrapValidator:
@@ -192,93 +218,147 @@ class Permissions(NamedTuple):
     is_decided: bool  # False if the inputs that decide are not known yet
 
 
-# guide/contributing.md lists what else a new field belongs in.
+# guide/contributing.md says what a new field needs besides its line here.
 class Step(PlanPart):
     """One step of a plan: a tool call, a question to a person, or a goal in words."""
 
     noun: ClassVar[str] = "a step"
     history_fields: ClassVar[tuple[str, ...]] = ("index", "status", "result", "error", "duration_ms", "retry_count", *_TIMES)
 
-    id: str = Field(
+    id: Annotated[str, _of(for_models="A short unique name for references and dependencies.")] = Field(
         default="",
         description="The step's name in references and receipts. Generated (`step_1`, …) if missing.",
         json_schema_extra={"pattern": f"^{STEP_ID}$", "not": {"enum": [*RESERVED_IDS]}},
     )
-    tool_name: str | None = Field(default=None, description="The tool that the step calls.")
-    ask: Question | None = Field(
+    tool_name: Annotated[str | None, _of("call", for_models="The tool.")] = Field(default=None, description="The tool that the step calls.")
+    ask: Annotated[Question | None, _of("question")] = Field(
         default=None, description="A question to a person, in place of a tool. The result of the step is the answer, by field."
     )
-    approvers: list[str] = Field(
+    approvers: Annotated[list[str], _of("question")] = Field(
         default_factory=list, description="The names and groups that may answer the question. The default is those of the plan."
     )
-    expires: Expiry | None = Field(default=None, description=EXPIRES_DESCRIPTION)
-    goal: str | None = Field(default=None, description=GOAL_DESCRIPTION)
-    description: str = Field(default="", description="What the step is for. Approvers read it.")
-    for_each: str | None = Field(
+    expires: Annotated[Expiry | None, _of("question", label="if nobody answers in time")] = Field(
+        default=None, description=EXPIRES_DESCRIPTION
+    )
+    goal: Annotated[str | None, _of("goal", for_models=GOAL_FOR_MODELS)] = Field(default=None, description=GOAL_DESCRIPTION)
+    description: Annotated[str, _of(for_models="What the step is for, in one sentence.")] = Field(
+        default="", description="What the step is for. Approvers read it."
+    )
+    # A step that runs a plan cannot have it yet, for which `check_sub_plan` has words of its own.
+    for_each: Annotated[str | None, _of("call", "group", "plan", label="for each")] = Field(
         default=None,
         description="An expression for a list. The tool is called, or the group's steps run, once per item, which expressions call `item`.",
         json_schema_extra={"pattern": WHOLE_EXPRESSION},
     )
-    label: str | None = Field(default=None, description=LABEL_DESCRIPTION, json_schema_extra={"minLength": 1})
-    steps: list["Step"] = Field(default_factory=list, description=STEPS_DESCRIPTION)
-    batch: int | None = Field(
+    label: Annotated[str | None, _of("call", "group", label="label")] = Field(
+        default=None, description=LABEL_DESCRIPTION, json_schema_extra={"minLength": 1}
+    )
+    steps: Annotated[list["Step"], _of("group")] = Field(default_factory=list, description=STEPS_DESCRIPTION)
+    batch: Annotated[int | None, _of("group")] = Field(
         default=None, ge=1, description="How many items of a group run at once, within the plan's limit. The default is that limit."
     )
-    max_failures: Annotated[int | str, _either('a whole number, or a share such as "20%"')] = Field(
+    max_failures: Annotated[int | str, _of("group"), _either('a whole number, or a share such as "20%"')] = Field(
         default=0,
         description="A group starts no further item after more failed items than this: a number, or a share of the items such as `20%`.",
         json_schema_extra={"minimum": 0, "pattern": MAX_FAILURES},
     )
-    plan: str | None = Field(default=None, description=PLAN_DESCRIPTION, json_schema_extra={"minLength": 1})
-    inputs: dict[str, JsonValue] = Field(
+    plan: Annotated[str | None, _of("plan")] = Field(default=None, description=PLAN_DESCRIPTION, json_schema_extra={"minLength": 1})
+    inputs: Annotated[dict[str, JsonValue], _of("plan")] = Field(
         default_factory=dict, description="The inputs of the plan that the step runs, by name. They may contain `${{ }}`."
     )
-    pinned: "Annotated[ExecutionPlan | None, WithJsonSchema({'type': 'object'})]" = Field(default=None, description=PINNED_DESCRIPTION)
-    parameters: dict[str, JsonValue] = Field(
+    pinned: "Annotated[ExecutionPlan | None, _of('plan'), WithJsonSchema({'type': 'object'})]" = Field(
+        default=None, description=PINNED_DESCRIPTION
+    )
+    parameters: Annotated[dict[str, JsonValue], _of("call", for_models="The arguments of the tool.")] = Field(
         default_factory=dict,
         description="The arguments of the tool. Any text may contain `${{ }}`. A text of only one `${{ }}` keeps the type of its value.",
     )
-    input: str = Field(default="", description="A raw text for the tool. Used only if `parameters` is empty.")
-    when: str | None = Field(
+    input: Annotated[str, _of("call", for_models="The arguments of the tool as JSON text.")] = Field(
+        default="", description="A raw text for the tool. Used only if `parameters` is empty."
+    )
+    when: Annotated[str | None, _of(label="when")] = Field(
         default=None,
         description="An expression. If it is false, the step is skipped.",
         json_schema_extra={"pattern": WHOLE_EXPRESSION},
     )
-    done_when: str | None = Field(default=None, description=DONE_WHEN_DESCRIPTION)
-    tools: list[str] = Field(default_factory=list, description="The tools that the model may use for the goal.")
-    max_rounds: int | None = Field(default=None, ge=1, description="The maximum number of rounds of a goal. The default is 60.")
-    max_retries: int = Field(default=0, ge=0, description="How often the step is retried after a known failure.")
-    retry_delay_ms: int = Field(default=0, ge=0, description="Milliseconds before the second attempt.")
-    retry_backoff: float = Field(
+    done_when: Annotated[str | None, _of("call", "goal", label="done when", for_models=DONE_WHEN_FOR_MODELS)] = Field(
+        default=None, description=DONE_WHEN_DESCRIPTION
+    )
+    tools: Annotated[list[str], _of("goal", for_models="What may be called. A person confirms each write.")] = Field(
+        default_factory=list, description="The tools that the model may use for the goal."
+    )
+    max_rounds: Annotated[int | None, _of("goal")] = Field(
+        default=None, ge=1, description="The maximum number of rounds of a goal. The default is 60."
+    )
+    max_retries: Annotated[int, _of("call", "goal", for_models=MAX_RETRIES_FOR_MODELS)] = Field(
+        default=0, ge=0, description="How often the step is retried after a known failure."
+    )
+    retry_delay_ms: Annotated[int, _of("call", "goal", for_models="Milliseconds before the second attempt.")] = Field(
+        default=0, ge=0, description="Milliseconds before the second attempt."
+    )
+    retry_backoff: Annotated[float, _of("call", "goal")] = Field(
         default=1.0, ge=1.0, description="Each delay is the previous one times this number. 1.0 means a fixed delay."
     )
-    retry_jitter: float = Field(default=0.0, ge=0.0, le=1.0, description="Each delay varies randomly by up to this share of it.")
-    timeout_ms: int | None = Field(default=None, ge=0, description=TIMEOUT_DESCRIPTION)
-    effect: Effect | None = Field(default=None, description="The effect of this call, if it differs from the tool's own effect.")
-    isolation: Isolation | None = Field(default=None, description="Where a sync tool runs. A process can be killed at a timeout.")
-    runner: Runner | None = Field(default=None, description=RUNNER_DESCRIPTION)
-    depends_on: list[str] = Field(
+    retry_jitter: Annotated[float, _of("call", "goal")] = Field(
+        default=0.0, ge=0.0, le=1.0, description="Each delay varies randomly by up to this share of it."
+    )
+    timeout_ms: Annotated[int | None, _of("call", "goal", for_models=TIMEOUT_FOR_MODELS)] = Field(
+        default=None, ge=0, description=TIMEOUT_DESCRIPTION
+    )
+    effect: Annotated[Effect | None, _of("call", for_models="Only if this call does more than its tool declares.")] = Field(
+        default=None, description="The effect of this call, if it differs from the tool's own effect."
+    )
+    isolation: Annotated[Isolation | None, _of("call", "goal", label="runs in")] = Field(
+        default=None, description="Where a sync tool runs. A process can be killed at a timeout."
+    )
+    runner: Annotated[Runner | None, _of("call", "group", label="runs on")] = Field(default=None, description=RUNNER_DESCRIPTION)
+    depends_on: Annotated[list[str], _of(for_models=DEPENDS_ON_FOR_MODELS)] = Field(
         default_factory=list, description="The steps that must complete first. A reference to a step's result adds that step by itself."
     )
-    creates_secrets: list[str] = Field(
+    creates_secrets: Annotated[list[str], _of("call", "goal", label="creates secrets")] = Field(
         default_factory=list,
         description=CREATES_SECRETS_DESCRIPTION,
         json_schema_extra={"items": {"type": "string", "minLength": 1}},
     )
-    requires_approval: Annotated[bool | Literal["each"], _either("true, false or `each`")] = Field(
+    requires_approval: Annotated[
+        bool | Literal["each"],
+        _of("call", "goal", "group", "plan", for_models="Whether a person must approve this step right before it runs."),
+        _either("true, false or `each`"),
+    ] = Field(
         default=False,
         description="Whether the step waits at a gate of its own. For a group, `true` asks once before its first item, and `each` before "
         "each item.",
     )
-    on_error: ErrorPolicy | None = Field(default=None, description="Overrides the options' error policy for this step.")
-    rollback: Rollback | None = Field(default=None, description=ROLLBACK_DESCRIPTION)
-    tags: list[str] = Field(
+    on_error: Annotated[ErrorPolicy | None, _of(label="on error")] = Field(
+        default=None, description="Overrides the options' error policy for this step."
+    )
+    rollback: Annotated[Rollback | None, _of("call", for_models="The call that undoes this one.")] = Field(
+        default=None, description=ROLLBACK_DESCRIPTION
+    )
+    tags: Annotated[list[str], _of("call", "goal", "question", label="tags")] = Field(
         default_factory=list,
         description="Tags of the step's task runs. Prefect's concurrency limits on tags apply.",
         json_schema_extra=TAGS_SCHEMA,
     )
-    rollback_failed: bool = Field(default=False, description=ROLLBACK_FAILED_DESCRIPTION)
+    rollback_failed: Annotated[bool, _of("call", "group")] = Field(default=False, description=ROLLBACK_FAILED_DESCRIPTION)
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Free-form notes about the step. The engine ignores them.")
+
+    @property
+    def kind(self) -> StepKind:
+        """What the step is. A step that says several things is the first of: a plan, a group, a question, a goal."""
+        if self.plan is not None or self.pinned is not None:
+            return "plan"
+        return "group" if self.steps else "question" if self.ask is not None else "goal" if self.goal is not None else "call"
+
+    @property
+    def labelled_fields(self) -> dict[str, str]:
+        """The fields that are shown with a label, as texts by name, in document order. Those with their defaults are left out."""
+        defaults, found = fields_of(Step), dict[str, str]()
+        for name, field in step_fields().items():
+            value: object = getattr(self, name)
+            if field.label is not None and value != defaults[name][1]:
+                found[name] = ", ".join(cast("list[str]", value)) if isinstance(value, list) else str(value)
+        return found
 
     @property
     def called(self) -> str:
@@ -731,6 +811,14 @@ def step_document(step: Step) -> dict[str, JsonValue]:
 def fields_of(model: type[BaseModel]) -> dict[str, tuple[str, Any]]:
     """Return each field's name in documents and its default."""
     return {name: (field.alias or name, field.get_default(call_default_factory=True)) for name, field in model.model_fields.items()}
+
+
+@cache
+def step_fields() -> dict[str, StepField]:
+    """Return what is known of each field of a step, by name, in document order."""
+    Step.model_rebuild()
+    fields = {name: [fact for fact in info.metadata if isinstance(fact, StepField)] for name, info in Step.model_fields.items()}
+    return {name: (facts or [_of()])[0] for name, facts in fields.items()}
 
 
 def _free_id(wanted: str, taken: Collection[str]) -> str:

@@ -34,7 +34,7 @@ from plan_adapter.text.gate_text import (
     undo_sentence,
     value_lines,
 )
-from plan_adapter.text.listing import field_line, list_names, rollback_facts
+from plan_adapter.text.listing import field_line, label_of, labelled_facts, rollback_facts
 from plan_adapter.text.preview import Predictions, RollbackPreview, facts_of, preview_rollback
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 
@@ -102,8 +102,7 @@ def step_gate_text(
     rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
     rest += ["### The call", "", f"- {_attempt_limits(step, validated.plan.timeout_ms_of(step))}"]
     rest += secrets_lines(secrets, validated.created_secrets.creators)
-    rest += [f"- creates secrets: {list_names(step.creates_secrets)}"] if step.creates_secrets else []
-    rest += [""]
+    rest += [*_labelled_lines(step), ""]
     rest += [*description_section(step.description), *_rollback_section(undo, undo_mask, "its item or the run" if alone else "the run")]
     mask.has_redacted = mask.has_redacted or undo_mask.has_redacted
     rest += redaction_note(mask)
@@ -186,7 +185,12 @@ def _outer_gate_text(
         first += [f"Before it: {listed(ends, SHOWN_ITEMS)}.", ""]
     first += [_inner_row(step, validated) for step in flattened(outer.inner) if step.plan is not None or not step.inner]
     first += ["", f"{danger} A part of {plan_title(validated.plan)}. {waits}", ""]
-    rest = ["### The steps", "", *(f"- {fact}" for fact in rollback_facts(outer, validated.plan.on_error_of(outer)))]
+    rest = [
+        "### The steps",
+        "",
+        *_labelled_lines(outer),
+        *(f"- {fact}" for fact in rollback_facts(outer, validated.plan.on_error_of(outer))),
+    ]
     for step in steps:
         rest += [f"- {code(step.id)}: {_attempt_limits(step, validated.plan.timeout_ms_of(step))}"]
         predicted = known[step.id].of(validated.parameters[step.id])
@@ -206,6 +210,12 @@ def _inner_row(step: Step, validated: ValidatedPlan) -> str:
     if step.plan is not None:
         return f"- **{words(step.id)}**: plan {code(step.plan)}, {facts}"
     return f"- **{words(step.id)}** ({EFFECTS_SHOWN[validated.effect_of(step.id)]}): {facts or code(step.called)}"
+
+
+def _labelled_lines(step: Step) -> list[str]:
+    """Return the lines of the fields with a label, without those that have decided by now that the gate opens, and for what."""
+    facts = {name: text for name, text in labelled_facts(step).items() if name not in ("when", "for_each", "label")}
+    return [line for name, text in facts.items() for line in value_lines(label_of(name), text)]
 
 
 def _effect_sentence(effect: Effect, undo: RollbackPreview | None, *, undone_on_failure: bool, with_item: bool) -> str:

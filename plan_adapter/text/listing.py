@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import sources_of
 from plan_adapter.model.options import EFFECTS, ApprovalPolicy, Effect, ErrorPolicy, Input
-from plan_adapter.model.plan import MAX_ROUNDS, ExecutionPlan, Permissions, Step, flattened
+from plan_adapter.model.plan import MAX_ROUNDS, ExecutionPlan, Permissions, Step, flattened, step_fields
 from plan_adapter.model.readable import as_text, code, counted, duration, fenced, listed, prose
 
 REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
@@ -51,13 +51,9 @@ def step_listing(
         lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
     lines += [f"   - in the group {code(step.group)}"] if step.group is not None else []
     lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once, on_error), *facts)]
-    lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
-    lines += [f"   - tags: {', '.join(map(code, step.tags))}"] if step.tags else []
-    lines += [f"   - creates secrets: {', '.join(map(code, step.creates_secrets))}"] if step.creates_secrets else []
-    if step.for_each is not None and not step.is_group:
-        lines.append(f"   - for each: {code(step.for_each)}" + (f" ({counted(items, 'item')})" if items is not None else ""))
-    if step.label is not None:
-        lines.append(f"   - label: {code(step.label)}")
+    for name, text in labelled_facts(step).items():
+        count = f" ({counted(items, 'item')})" if name == "for_each" and items is not None else ""
+        lines.append(f"   - {label_of(name)}: {code(text)}{count}")
     if step.ask is not None:
         lines.append("   - **asks a person**" + (f": {' or '.join(map(code, step.approvers))} may answer" if step.approvers else ""))
     elif gate and (step.goal is None or step.requires_approval):
@@ -65,9 +61,18 @@ def step_listing(
     for name, value in parameters.items():
         lines += _parameter_lines(code(name), value)
     lines += [] if step.ask is None else [f"   {field_line(name, field)}" for name, field in step.ask.fields.items()]
-    lines += [f"   - if nobody answers in time: {step.expires}"] if step.expires is not None else []
     lines += [f"   - {attempt_limits}"] if attempt_limits and step.ask is None else []
     return [*lines, *_rollback_lines(step, *rollback)] if rollback is not None else lines
+
+
+def labelled_facts(step: Step) -> dict[str, str]:
+    """Return the values of the fields that are shown with a label, by name. Those of a group leave out its list, which its facts name."""
+    return {name: text for name, text in step.labelled_fields.items() if name != "for_each" or not step.is_group}
+
+
+def label_of(field: str) -> str:
+    """Return what people read before the value of a field."""
+    return step_fields()[field].label or field
 
 
 def list_names(ids: Sequence[str], limit: int = 5) -> str:
@@ -246,17 +251,6 @@ def _waiting_fact(policy: ApprovalPolicy, timeout_ms: int) -> str:
     skips = "the plan is rejected, and a step is skipped with the steps that depend on it"
     end = skips if policy.expires == "skip" else "the plan or step is rejected"
     return f"a gate waits {duration(timeout_ms)} for an answer{reminds}; without one, {end}{released}"
-
-
-def _conditions(step: Step) -> list[tuple[str, str]]:
-    conditions = (
-        ("when", step.when),
-        ("done when", step.done_when),
-        ("on error", step.on_error),
-        ("isolation", step.isolation),
-        ("runs on", step.runner),
-    )
-    return [(name, text) for name, text in conditions if text is not None]
 
 
 def _parameter_lines(label: str, value: JsonValue) -> list[str]:

@@ -35,7 +35,16 @@ from plan_adapter.text.gate_text import (
     value_block,
     value_lines,
 )
-from plan_adapter.text.listing import REPLAN_FACT, field_line, group_facts, list_names, operators_fact, permissions_facts
+from plan_adapter.text.listing import (
+    REPLAN_FACT,
+    field_line,
+    group_facts,
+    label_of,
+    labelled_facts,
+    list_names,
+    operators_fact,
+    permissions_facts,
+)
 from plan_adapter.text.pictures import mermaid
 from plan_adapter.text.preview import Preview, StepPreview, preview_plan
 from plan_adapter.validation import BoundPlan
@@ -156,13 +165,10 @@ def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: boo
     parts = [*(group_facts(step, preview.items, preview.at_once, preview.on_error) or called), *preview.facts]
     if step.pinned is not None:
         parts += [f"digest {code(plan_digest(step.pinned)[:12])}"]
-    for_each = None if step.is_group else step.for_each
-    conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
-    conditions |= {"runs on": step.runner, "runs in": step.isolation, "tags": ", ".join(step.tags) or None}
-    conditions |= {"creates secrets": ", ".join(step.creates_secrets) or None}
+    labelled = [(label_of(name), text) for name, text in labelled_facts(step).items()]
     given = mask.redact_parameters(step.tool_name or "", preview.parameters)
-    parameters = [(code(name), value) for name, value in given if step.goal is None or name != "done_when"]  # it is one of the conditions
-    _add_parts(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *parameters], parts, blocks)
+    parameters = [(code(name), value) for name, value in given if step.goal is None or name != "done_when"]  # which has a label
+    _add_parts(step.id, [*labelled, *parameters], parts, blocks)
     if (undo := preview.rollback) is not None:
         failed = ", also if the step failed" if step.rollback_failed else ""
         parts.append(f"**undone by** {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}){failed}")
@@ -173,7 +179,6 @@ def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: boo
         effect = effect.replace(EFFECTS_SHOWN[preview.effect], "**asks a person**")
         parts += [f"field {field_line(name, field).removeprefix('- ')}" for name, field in step.ask.fields.items()]
         parts += [f"may answer: {list_names(step.approvers, MAX_LISTED)}"] if step.approvers else []
-        parts += [f"without an answer in time: {step.expires}"] if step.expires else []
     effect += " · **asks again**" if gate and step.ask is None else ""
     asks = ["**asks first**"] if step.inner and gate else []
     facts = asks if step.inner else [effect]

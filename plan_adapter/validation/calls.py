@@ -26,11 +26,9 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.inputs import NotJSONError, parse_json
-from plan_adapter.validation.kinds import check_goal, check_no_goal, check_question
+from plan_adapter.validation.kinds import check_fields_of_kind, check_goal, check_question
 from plan_adapter.validation.results import StepResults, shape_of_value
-from plan_adapter.validation.sub_plans import check_inputs, check_no_inputs, check_runs_no_plan, check_sub_plan
-
-_EMPTY: tuple[object, ...] = (None, False, "", [])
+from plan_adapter.validation.sub_plans import check_inputs, check_runs_no_plan, check_sub_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,24 +121,16 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
 def _check_step(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
     """Return a step of the plan's `steps`, compiled. A check of every step, also in groups and `finally`, belongs in `check_calls`."""
     if step.plan is not None or step.pinned is not None:
+        check_fields_of_kind(step, "plan", at, findings)
         check_sub_plan(step, at, findings)
         call = _compile_call(step, (None, None), step.inputs, (at, f"{at}.inputs"), declared, findings)
         check_inputs(step, at, call.parameters, findings)
         return call
-    check_no_inputs(step, at, findings)
     return _check_group(step, at, declared, findings) if step.steps else _check_call(step, at, declared, tools, findings)
 
 
-_NOT_IN_GROUPS = (
-    *("tool_name", "goal", "ask", "parameters", "input", "done_when", "max_retries", "retry_delay_ms", "timeout_ms", "effect"),
-    *("isolation", "rollback", "tags", "approvers", "expires", "creates_secrets"),
-)
-
-
 def _check_group(step: Step, at: str, declared: Declared, findings: Findings) -> Call:
-    for name in _NOT_IN_GROUPS:
-        if getattr(step, name) not in (*_EMPTY, 0, {}):
-            findings.add("bad-group", f"{at}.{name}", f"a group calls no tool, so it has no `{name}`", "write it in the group's steps")
+    check_fields_of_kind(step, "group", at, findings)
     if step.for_each is None:
         findings.add("bad-group", f"{at}.steps", "the group has no `for_each`", "write the list of items that its steps run for")
     if isinstance(step.max_failures, str) and not re.fullmatch(MAX_FAILURES, step.max_failures):
@@ -246,12 +236,13 @@ def _tool_hint(name: str, tools: ToolRegistry) -> str:
 
 
 def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings, *, on_dask: bool = False) -> Call:
-    check_question(step, at, findings)
+    kind = "question" if step.ask is not None else "goal" if step.goal is not None else "call"
+    check_fields_of_kind(step, kind, at, findings)
     if step.ask is not None:
+        check_question(step, step.ask, at, findings)
         return _compile_call(step, (question_tool(), None), {"question": step.ask.question}, (at, f"{at}.ask"), declared, findings)
     if step.goal is not None:
         return _check_goal_step(step, at, declared, tools, findings)
-    check_no_goal(step, at, findings)
     if not step.tool_name and step.plan is None and step.for_each is not None:  # with `steps: []`, it was to be a group
         message = "the step has neither a tool nor steps"
         findings.add("missing-field", f"{at}.tool_name", message, "write `tool_name`, or, for a group, at least one step in `steps`")
@@ -264,17 +255,14 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
         _check_effect(step, tool, at, findings)
         if parameters is not None:
             _check_parameters(tool, parameters, place, findings)
-    _check_group_fields(step, at, findings)
+    _check_each(step, at, findings)
     _check_label(step, at, findings)
     rollback_tool = _check_rollback(step, at, tools, findings)
     _check_runner(step, at, on_dask or step.runner == "dask", (tool, rollback_tool), findings)
     return _compile_call(step, (tool, rollback_tool), parameters or {}, (at, place), declared, findings)
 
 
-def _check_group_fields(step: Step, at: str, findings: Findings) -> None:
-    for name, is_set in (("batch", step.batch is not None), ("max_failures", step.max_failures != 0)):
-        if is_set:
-            findings.add("bad-group", f"{at}.{name}", f"only a group has `{name}`, and this step has no `steps`", "remove it")
+def _check_each(step: Step, at: str, findings: Findings) -> None:
     if step.requires_approval == "each":
         findings.add("bad-group", f"{at}.requires_approval", "`each` is for groups", "write true: each item then has its own gate")
 
@@ -295,7 +283,7 @@ def _check_goal_step(step: Step, at: str, declared: Declared, tools: ToolRegistr
     """Return a step with a goal, compiled. Its parameters are what the model is told: the goal, and a `done_when` in words."""
     check_tags(step.tags, f"{at}.tags", findings)
     goal_tools = check_goal(step, at, tools, findings)
-    _check_group_fields(step, at, findings)
+    _check_each(step, at, findings)
     prompt: dict[str, JsonValue] = {"goal": step.goal}
     if step.done_when is not None and not has_expression(step.done_when):
         prompt["done_when"] = step.done_when

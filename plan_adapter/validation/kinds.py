@@ -1,10 +1,11 @@
-"""Checks the questions of a plan: their fields, who may answer, and the fields of a step that a question does not have."""
+"""Checks what kind a step is: the fields that it cannot have, and the fields of a question or a goal."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.options import Question
-from plan_adapter.model.plan import Step
+from plan_adapter.model.plan import Step, StepKind, fields_of, step_fields
 from plan_adapter.model.readable import is_secret_name, visible
 from plan_adapter.model.values import join
 from plan_adapter.tools.registry import ToolRegistry
@@ -15,28 +16,67 @@ from plan_adapter.validation.inputs import check_definitions
 FORM_FIELDS = ("decision", "approver", "code", "signature", "note", "digest")
 """The fields of every gate's form, whose names the fields of a question cannot have."""
 
-_CALL_FIELDS = (
-    *("tool_name", "parameters", "input", "goal", "tools", "max_rounds", "for_each", "label", "done_when", "effect", "isolation"),
-    *("max_retries", "retry_delay_ms", "retry_backoff", "retry_jitter", "timeout_ms", "requires_approval", "rollback", "rollback_failed"),
-    *("runner", "steps", "batch", "max_failures", "creates_secrets"),
-)
-"""The fields of a step that concern a call. A question makes no call."""
+KINDS: tuple[StepKind, ...] = get_args(StepKind)
+
+_ELSEWHERE = "write it under `approval` of the plan, or remove it"
+_BELONGS: Mapping[str, tuple[str, str, str]] = {
+    "approvers": ("bad-question", "`approvers` belongs to a question, and the step has no `ask`", _ELSEWHERE),
+    "expires": ("bad-question", "`expires` belongs to a question, and the step has no `ask`", _ELSEWHERE),
+    "tools": ("bad-goal", "`tools` belongs to a goal, and the step has no `goal`", "remove it"),
+    "max_rounds": ("bad-goal", "`max_rounds` belongs to a goal, and the step has no `goal`", "remove it"),
+    "batch": ("bad-group", "only a group has `batch`, and this step has no `steps`", "remove it"),
+    "max_failures": ("bad-group", "only a group has `max_failures`, and this step has no `steps`", "remove it"),
+    "inputs": ("bad-sub-plan", "`inputs` are for a plan that the step runs, and it has no `plan`", "remove it, or write `plan`"),
+}
+"""The code, message and hint for a field of another kind in a call or a goal."""
+
+_NOT_IN_GOALS: Mapping[str, str] = {
+    "tool_name": "a goal calls its `tools`",
+    "for_each": "a goal is pursued once",
+    "label": "a goal is pursued once",
+    "effect": "its effect is that of its `tools`",
+    "runner": "its tools are called in the process of the run",
+    "rollback": "what the model writes is not undone",
+    "rollback_failed": "what the model writes is not undone",
+}
+"""Why a goal has no such field. The model chooses the arguments of its calls."""
+
+_DECIDES: Mapping[str, StepKind] = {"plan": "plan", "pinned": "plan", "steps": "group", "ask": "question", "goal": "goal"}
+"""The kind that a field gives a step."""
 
 
-def check_question(step: Step, at: str, findings: Findings) -> None:
-    """Add the problems of a step that asks a question, or that has a field only a question has."""
-    if step.ask is None:
-        for field in ("approvers", "expires"):
-            if getattr(step, field):
-                message = f"`{field}` belongs to a question, and the step has no `ask`"
-                findings.add("bad-question", f"{at}.{field}", message, "write it under `approval` of the plan, or remove it")
-        return
-    for field in _CALL_FIELDS:
-        if getattr(step, field) != type(step).model_fields[field].get_default(call_default_factory=True):
-            findings.add("bad-question", f"{at}.{field}", f"a question has no `{field}`: it calls no tool", "remove it, or `ask`")
-    _check_fields(step.ask, f"{at}.ask", findings)
+def check_fields_of_kind(step: Step, kind: StepKind, at: str, findings: Findings) -> None:
+    """Add a problem for each field that a step of `kind` cannot have."""
+    defaults, before = fields_of(Step), KINDS[: KINDS.index(kind)]
+    for name, field in step_fields().items():
+        if kind in field.kinds or getattr(step, name) == defaults[name][1]:
+            continue
+        if _DECIDES.get(name) not in before:  # otherwise the check of what is possible here has refused that kind
+            code, message, hint = _misplaced(name, kind)
+            findings.add(code, f"{at}.{name}", message, hint)
+
+
+def _misplaced(field: str, kind: StepKind) -> tuple[str, str, str]:
+    """Return the code, message and hint for a field that a step of `kind` cannot have."""
+    match kind:
+        case "plan":
+            return "bad-sub-plan", f"a step that runs a plan has no `{field}`", "write it in the steps of that plan"
+        case "group":
+            return "bad-group", f"a group calls no tool, so it has no `{field}`", "write it in the group's steps"
+        case "question":
+            return "bad-question", f"a question has no `{field}`: it calls no tool", "remove it, or `ask`"
+        case "goal" if field not in _BELONGS:
+            why = _NOT_IN_GOALS.get(field, "the model chooses the arguments")
+            return "bad-goal", f"a goal has no `{field}`: {why}", "remove it, or `goal`"
+        case _:
+            return _BELONGS[field]
+
+
+def check_question(step: Step, question: Question, at: str, findings: Findings) -> None:
+    """Add the problems of a step that asks `question`."""
+    _check_fields(question, f"{at}.ask", findings)
     _check_names(step.approvers, f"{at}.approvers", findings)
-    if step.expires == "default" and (required := [name for name, field in step.ask.fields.items() if field.is_required]):
+    if step.expires == "default" and (required := [name for name, field in question.fields.items() if field.is_required]):
         message = f"the defaults cannot be the answer: there is no default for {', '.join(f'`{name}`' for name in required)}"
         findings.add("bad-question", f"{at}.expires", message, "write a `default` for each field, or another `expires`")
 
@@ -63,27 +103,12 @@ def _check_names(names: list[str], at: str, findings: Findings) -> None:
             findings.add("bad-approver", f"{at}[{index}]", f"{name[:80]!r} cannot be a name", hint)
 
 
-_NOT_IN_GOALS = {
-    "tool_name": "a goal calls its `tools`",
-    "parameters": "the model chooses the arguments",
-    "input": "the model chooses the arguments",
-    "for_each": "a goal is pursued once",
-    "steps": "a goal has no steps",
-    "effect": "its effect is that of its `tools`",
-    "runner": "its tools are called in the process of the run",
-    "rollback": "what the model writes is not undone",
-}
-
-
 _SENDING_TOOLS = ("http_get",)
 """Built-in tools that only read, but can still send text from their caller to any address."""
 
 
 def check_goal(step: Step, at: str, tools: ToolRegistry, findings: Findings) -> tuple[Tool[..., Any], ...]:
     """Add the problems of a step with a goal, and return the tools that its model may use."""
-    for field, why in _NOT_IN_GOALS.items():
-        if getattr(step, field) != Step.model_fields[field].get_default(call_default_factory=True):
-            findings.add("bad-goal", f"{at}.{field}", f"a goal has no `{field}`: {why}", "remove it, or `goal`")
     if step.group is not None:
         findings.add("not-yet", f"{at}.goal", "a step of a group cannot have a goal yet", "move it out of the group")
     if not (step.goal or "").strip():
@@ -101,10 +126,3 @@ def check_goal(step: Step, at: str, tools: ToolRegistry, findings: Findings) -> 
             hint = "name a tool of your own for the addresses that it needs, or write `requires_approval: true`"
             findings.warn("open-read", f"{at}.tools[{index}]", message, hint)
     return tuple(tool for name in dict.fromkeys(step.tools) if (tool := tools.get(name)) is not None)
-
-
-def check_no_goal(step: Step, at: str, findings: Findings) -> None:
-    """Add the problems of a step without a goal that has a field only a goal has."""
-    for field in ("tools", "max_rounds"):
-        if getattr(step, field):
-            findings.add("bad-goal", f"{at}.{field}", f"`{field}` belongs to a goal, and the step has no `goal`", "remove it")

@@ -21,13 +21,6 @@ if TYPE_CHECKING:
 
 CODE = "bad-sub-plan"
 
-_OTHER_STEP_FIELDS = (
-    *("tool_name", "ask", "goal", "parameters", "input", "done_when", "tools", "max_rounds", "steps", "batch", "max_failures", "label"),
-    *("max_retries", "retry_delay_ms", "retry_backoff", "retry_jitter", "timeout_ms", "effect", "isolation", "rollback", "rollback_failed"),
-    *("runner", "tags", "approvers", "expires", "creates_secrets"),
-)
-"""The fields of a step that concern a call, a question or a group."""
-
 _TYPES: "Mapping[str, tuple[str, ...]]" = {
     "string": ("string",),
     "int": ("integer", "number"),
@@ -49,9 +42,6 @@ class SubPlan:
 
 def check_sub_plan(step: Step, at: str, findings: Findings) -> None:
     """Add the problems of the fields of a step that runs a plan."""
-    for name in _OTHER_STEP_FIELDS:
-        if getattr(step, name) != Step.model_fields[name].get_default(call_default_factory=True):
-            findings.add(CODE, f"{at}.{name}", f"a step that runs a plan has no `{name}`", "write it in the steps of that plan")
     if step.for_each is not None:
         hint = "write a step with `plan` for each item"
         findings.add("not-yet", f"{at}.for_each", "a plan cannot be run once per item yet", hint)
@@ -70,12 +60,6 @@ def check_runs_no_plan(step: Step, at: str, where: str, findings: Findings) -> N
     """Add a problem if a step runs a plan although a step of its kind cannot. `where` names the kind."""
     if step.plan is not None or step.pinned is not None:
         findings.add("not-yet", f"{at}.plan", f"{where} cannot run a plan yet", "write its steps here")
-
-
-def check_no_inputs(step: Step, at: str, findings: Findings) -> None:
-    """Add the problems of fields that belong to a step that runs a plan."""
-    if step.inputs:
-        findings.add(CODE, f"{at}.inputs", "`inputs` are for a plan that the step runs, and it has no `plan`", "remove it, or write `plan`")
 
 
 def check_inputs(step: Step, at: str, given: Template, findings: Findings) -> None:

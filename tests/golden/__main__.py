@@ -1,6 +1,7 @@
 """`python -m tests.golden`: write the golden records. It replaces what earlier commits wrote: see `tests/golden/__init__.py`."""
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,20 +46,29 @@ def plans() -> Iterator[tuple[str, ExecutionPlan]]:
         yield f"plan with {', '.join(fields)}", ExecutionPlan.model_validate(document)
 
 
+def plan_line(name: str, plan: ExecutionPlan) -> str:
+    """Return the golden record of a plan."""
+    document = plan.to_document()
+    try:
+        made = digests.digests_of(document)
+    except Exception as error:
+        raise RuntimeError(name) from error
+    return json.dumps({"name": name, "given": document, **made}, ensure_ascii=False) + "\n"
+
+
+def add_plans() -> None:
+    """Add the records of plans that have none, as after a new field. The others stay."""
+    known = {plan["name"] for plan in digests.golden_plans()}
+    with digests.FILE.open("a", encoding="utf-8") as file:
+        file.writelines(plan_line(name, plan) for name, plan in plans() if name not in known)
+
+
 def main() -> None:
     """Write all records."""
-    lines = list[str]()
-    for name, plan in plans():
-        document = plan.to_document()
-        try:
-            made = digests.digests_of(document)
-        except Exception as error:
-            raise RuntimeError(name) from error
-        lines.append(json.dumps({"name": name, "given": document, **made}, ensure_ascii=False))
-    digests.FILE.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    digests.FILE.write_text("".join(plan_line(name, plan) for name, plan in plans()), encoding="utf-8")
     words.FILE.write_text(json.dumps(words.stored_words(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     session.write()
 
 
 if __name__ == "__main__":
-    main()
+    add_plans() if sys.argv[1:] == ["--new-plans"] else main()

@@ -131,7 +131,7 @@ ACTS: tuple[tuple[str, str], ...] = (
 
 READS = (
     *("runs", "runs --status partial", "gates", "versions", "versions done", "policy", "standing list", "store verify", "store status"),
-    *("tools", "explain", "schema"),
+    *("tools", "explain"),
     *(f"{verb} {{{name}}}" for name in ("done", "undone", "lost", "approved", "asked", "group", "cancelled") for verb in ("show", "logs")),
     *("show {waiting}", "show {asking}", "show {open}", "show {erasing}", "runs verify {erasing}", "export {done}"),
     *("show store:done@1", "diff store:done@1 store:done@2", "export store:done --format aster", "test done.json"),

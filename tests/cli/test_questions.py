@@ -89,7 +89,7 @@ def test_the_plan_is_shown_with_its_questions(plan: Plan) -> None:
     for shown in (plan("preview", path, *TOOLS).out, plan("show", path).out):
         assert "**asks a person**: `duty-manager` may answer" in shown
         assert "- `choice` (怎么办, What happens now): `switch` or `wait`" in shown
-        assert "if nobody answers in time: skip" in shown
+        assert "if nobody answers in time: `skip`" in shown
     waiting = plan("run", path, "--offline", "--json", *TOOLS).run["id"]
     gate = plan("approve", waiting, "--show").out
     assert "(asks a person): `ask` question `Switch to 东站?`" in gate

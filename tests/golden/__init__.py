@@ -2,11 +2,11 @@
 
 - `plans.jsonl`: documents of plans, with the digests of the plan, of its approval, of its standing approval and of the calls of its steps.
 - `store.sql`: a store with runs that ended, wait, have unknown outcomes or were erased; `erased.jsonl`: an export of the erased run;
-  `erased.json`: one as earlier versions wrote it.
+  `erased.json`: one as earlier versions wrote it. `postgresql.sql`: the tables of revision 0001 on PostgreSQL.
 - `outputs.json`: what each verb prints with `--json`.
 - `words.json`: the words that are stored: tables, columns, triggers, and the values of the enumerations.
 
-`python -m tests.golden` writes them again, but never `erased.json`. Do so only for a change that is meant to change
+`python -m tests.golden` writes them again, but never `erased.json` and `postgresql.sql`. Do so only for a change that is meant to change
 what is stored, and say so in the changelog.
 """
 

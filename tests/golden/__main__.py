@@ -71,4 +71,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    add_plans() if sys.argv[1:] == ["--new-plans"] else main()
+    if sys.argv[1:] not in ([], ["--new-plans"]):
+        sys.exit("usage: python -m tests.golden [--new-plans]")
+    add_plans() if sys.argv[1:] else main()

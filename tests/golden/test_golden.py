@@ -1,8 +1,6 @@
 """What earlier commits stored, digested and printed is read, computed and printed the same. See `tests/golden/__init__.py`."""
 
-import contextlib
 import json
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,16 +88,6 @@ def test_a_golden_export_verifies_unless_it_is_changed(tmp_path: Path, export: P
             assert session.typed(f"runs verify {export.name}", {})["code"] == code
 
 
-def test_a_new_store_has_the_tables_of_the_golden_store_after_its_upgrade(tmp_path: Path) -> None:
-    with session.home(tmp_path):
-        session.restored(tmp_path / "home/plans.db")
-        assert session.typed("store upgrade", {})["code"] == 0
-        before = _schema(tmp_path / "home/plans.db")
-        (tmp_path / "home/plans.db").replace(tmp_path / "golden.db")
-        assert session.typed("store upgrade", {})["code"] == 0
-        assert _schema(tmp_path / "home/plans.db") == before
-
-
 def test_the_stored_words_stay() -> None:
     golden, found = json.loads(words.FILE.read_text(encoding="utf-8")), json.loads(json.dumps(words.stored_words()))
     assert golden.keys() == found.keys()
@@ -116,8 +104,3 @@ def _missing(before: Any, after: Any) -> list[Any]:
             if key not in after or (_missing(before[key], after[key]) if isinstance(before[key], list) else before[key] != after[key])
         ]
     return [word for word in before if word not in after]
-
-
-def _schema(database: Path) -> list[tuple[str, str]]:
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        return connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name").fetchall()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import pytest
 
@@ -40,10 +40,11 @@ def environment() -> dict[str, str]:
 
 async def test_the_sdks_client_can_call_the_server(harness: Harness) -> None:
     from mcp import Client
-    from mcp.client.stdio import StdioServerParameters
+    from mcp.client.stdio import StdioServerParameters, stdio_client
 
     server = StdioServerParameters(command=PLAN[0], args=[*PLAN[1:], "--offer", "validate_plan"], env=environment())
-    async with Client(server) as client:
+    # Its default is the `sys.stderr` of its import, which may be pytest's and no file.
+    async with Client(stdio_client(server, errlog=cast(TextIO, sys.__stderr__))) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["validate_plan"]
         assert (await client.call_tool("validate_plan", {"document": DEPLOY})).structured_content == {"valid": True, "problems": []}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -22,6 +21,8 @@ from plan_adapter.model.status import PlanStatus
 from plan_adapter.store.database import schema
 from plan_adapter.store.database.tables import REVISION, REVISION_TABLE, metadata
 from plan_adapter.store.store import PlanStore
+from tests.golden import FOLDER
+from tests.golden.session import restored
 from tests.postgres import PostgresServer
 from tests.processes import Program
 from tests.sql import Sql
@@ -29,31 +30,70 @@ from tests.store.builders import a_plan, begun
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a database without tables."""
-    return f"sqlite:///{tmp_path / 'new.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_database")
+def first_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a store as revision 0001 made it: on SQLite with runs, on PostgreSQL without."""
+    if request.param == "sqlite":
+        restored(tmp_path / "first.db")
+        return f"sqlite:///{tmp_path / 'first.db'}"
+    url = request.getfixturevalue("postgres_database")
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    server.execute((FOLDER / "postgresql.sql").read_text(encoding="utf-8"), database=url.rpartition("/")[2])
+    return url
 
 
-async def test_the_migrations_create_exactly_the_tables_of_a_new_store(new_url: str):
-    options = {"version_table": REVISION_TABLE, "compare_type": True}
-
-    def differences(connection) -> list:
-        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
-
-    def migrate(connection) -> None:
+async def test_an_upgraded_store_has_the_tables_of_a_new_one(first_url: str):
+    def drop(connection: Connection) -> None:
         for table in (*reversed(metadata.sorted_tables), Table(REVISION_TABLE, MetaData())):
             table.drop(connection)
-        command.upgrade(schema._config(connection), "head")
 
-    async with PlanStore(new_url) as store:
+    sql, described = Sql(first_url), list[dict[Any, Any]]()
+    for _ in range(2):
+        async with PlanStore(first_url) as store:
+            assert await store.upgrade() == REVISION
+            described.append(await sql.run(_described))
+            assert await sql.run(_differences) == []
+            assert (await begun(store)).status is PlanStatus.EXECUTING
+        await sql.run(drop)
+    upgraded, new = described
+    assert upgraded == new
+
+
+UPGRADE_AND_WAIT = f"""
+import asyncio, sys
+from sqlalchemy import Engine, event
+from plan_adapter.store.store import PlanStore
+
+def wait(connection, cursor, statement, *_):
+    if statement.startswith("UPDATE {REVISION_TABLE}"):
+        print("migrated, but not committed", flush=True)
+        sys.stdin.readline()
+
+async def main():
+    async with PlanStore(sys.argv[1]) as store:
         await store.upgrade()
-        sql = Sql(new_url)
-        made = await sql.run(_described)
-        assert await sql.run(differences) == []
-        await sql.run(migrate)
-        assert await sql.run(_described) == made
-        assert await sql.run(differences) == []
+
+event.listen(Engine, "after_cursor_execute", wait)
+asyncio.run(main())
+"""
+
+
+async def test_a_store_whose_upgrade_was_killed_is_upgraded_again(first_url: str):
+    process = Program(UPGRADE_AND_WAIT, first_url, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "migrated, but not committed\n"
+    process.kill()
+    process.wait()
+    assert await Sql(first_url).run(schema.read_revision) == "0001"
+    async with PlanStore(first_url) as store:
+        assert await store.upgrade() == REVISION
+        for run in await store.runs():
+            assert (await store.verify(run.id)).ok, run.id
         assert (await begun(store)).status is PlanStatus.EXECUTING
+
+
+def _differences(connection: Connection) -> list[Any]:
+    options = {"version_table": REVISION_TABLE, "compare_type": True}
+    return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
 
 
 def _described(connection) -> dict:

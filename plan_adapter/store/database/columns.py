@@ -159,25 +159,29 @@ def guard_audit_log(table: Table) -> None:
 
 
 def guard_keeping(table: Table) -> None:
-    """Add a trigger on PostgreSQL that limits the role that prunes and erases to what `plan prune` and `plan erase` do.
+    """Add a trigger on PostgreSQL that limits the role that prunes and erases: see `keeping_guard`."""
+    _after_create(table, {"postgresql": keeping_guard(table.name)})
+
+
+def keeping_guard(table: str) -> tuple[str, str]:
+    """Return the statements that limit, on PostgreSQL, the role that prunes and erases to what `plan prune` and `plan erase` do in `table`.
 
     Both first write a tombstone of a run that has ended. In that transaction, the role may delete the rows of a pruned run, or erase words
     in rows of an erased one and add the entry that names the tombstone. Roles are what the privileges of `grants.sql` make of an account:
     this one writes tombstones and no attempts.
     """
-    name = table.name
     is_keeper = "has_table_privilege('tombstones', 'INSERT') AND NOT has_table_privilege('attempts', 'INSERT')"
+    rules = _keeping_rules(table)
     checks = "".join(
         f"IF TG_OP = '{operation}' AND NOT coalesce({allowed}, false) THEN RAISE EXCEPTION '{refusal}'; END IF; "
-        for operation, (allowed, refusal) in _keeping_rules(name).items()
+        for operation, (allowed, refusal) in rules.items()
     )
-    statements = (
-        f"CREATE OR REPLACE FUNCTION plan_adapter_guard_{name}() RETURNS trigger LANGUAGE plpgsql AS "
+    return (
+        f"CREATE OR REPLACE FUNCTION plan_adapter_guard_{table}() RETURNS trigger LANGUAGE plpgsql AS "
         f"$$ BEGIN IF {is_keeper} THEN {checks}END IF; RETURN coalesce(NEW, OLD); END $$",
-        f"CREATE TRIGGER {name}_guards_keeping BEFORE {' OR '.join(_keeping_rules(name))} ON {name} FOR EACH ROW "
-        f"EXECUTE FUNCTION plan_adapter_guard_{name}()",
+        f"CREATE TRIGGER {table}_guards_keeping BEFORE {' OR '.join(rules)} ON {table} FOR EACH ROW "
+        f"EXECUTE FUNCTION plan_adapter_guard_{table}()",
     )
-    _after_create(table, {"postgresql": statements})
 
 
 def _keeping_rules(table: str) -> dict[str, tuple[str, str]]:

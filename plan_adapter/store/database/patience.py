@@ -1,5 +1,7 @@
 """`PatientDatabase`: the database for a run in progress. It retries while the database is unreachable, locked or full.
 
+SQLAlchemy retries nothing, and cannot know whether repeating a transaction is safe.
+
 Nothing is written twice. A transaction whose work failed was not committed. If the connection was lost during COMMIT, the transaction may
 have been committed; its audit entry shows whether it was. Writes without an audit entry are safe to repeat: renewing a lease, leaving a
 gate, marking a code as used.

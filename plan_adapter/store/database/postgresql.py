@@ -1,4 +1,8 @@
-"""The store on PostgreSQL: a pool of connections in a thread of its own, and a listener for signals of other processes."""
+"""The store on PostgreSQL: a pool of connections in a thread of its own, and a listener for signals of other processes.
+
+The pool is SQLAlchemy's. It has its own thread and event loop because asyncpg's connections belong to one loop, while one store serves
+the loops of several callers, such as each `asyncio.run` of the synchronous functions.
+"""
 
 import asyncio
 import logging

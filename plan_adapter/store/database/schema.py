@@ -1,6 +1,7 @@
 """Check the schema's revision, and create or migrate the schema.
 
-A new store is created without alembic, which is imported only to migrate an older one.
+The tables in `tables.py` are the schema of a new store. A migration changes an older store into the same, which a test compares; it is the
+only thing that needs alembic, so nothing else imports it.
 """
 
 from types import ModuleType
@@ -58,7 +59,7 @@ def upgrade(connection: Connection, store: str) -> str:
 
 
 def _create_schema(connection: Connection) -> None:
-    """Create the tables directly. A test checks that the result equals that of all migrations."""
+    """Create the tables, at the newest revision."""
     metadata.create_all(connection, checkfirst=connection.dialect.name != "sqlite")  # a SQLite file is known to be empty here
     revision = Table(REVISION_TABLE, MetaData(), Column("version_num", String(32), nullable=False))
     revision.append_constraint(PrimaryKeyConstraint("version_num", name=f"{REVISION_TABLE}_pkc"))

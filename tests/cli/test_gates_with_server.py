@@ -103,7 +103,10 @@ def gate_without_form(plan: Plan, run_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("prefect_server")
-@pytest.mark.parametrize(("timeout_ms", "as_json"), [(0, False), (3_600_000, False), (3_600_000, True)])
+@pytest.mark.parametrize(
+    ("timeout_ms", "as_json"),
+    [(3_600_000, False), pytest.param(0, False, marks=pytest.mark.thorough), pytest.param(3_600_000, True, marks=pytest.mark.thorough)],
+)
 def test_a_command_without_a_terminal_says_what_it_waits_for_until_when_and_how_not_to(plan: Plan, timeout_ms: int, as_json: bool) -> None:
     asking = {"options": {**NEEDS_APPROVAL["options"], "approval_timeout_ms": timeout_ms}}
     json = ["--json"] if as_json else []
@@ -226,7 +229,7 @@ def test_sigterm_at_a_gate_leaves_the_run_waiting_in_prefect_too(plan: Plan, lap
     assert (done.code, done.run["flow_run_id"], state_of(left["flow_run_id"])) == (0, left["flow_run_id"], ("COMPLETED", "Completed"))
 
 
-@pytest.mark.parametrize("place", ["plan", "greet"])
+@pytest.mark.parametrize("place", [pytest.param("plan", marks=pytest.mark.thorough), "greet"])
 def test_a_form_that_prefect_does_not_keep_is_reported_with_the_command_that_answers(
     plan: Plan, laptop: Laptop, prefect_server: Server, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

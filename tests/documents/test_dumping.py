@@ -53,7 +53,7 @@ metadata:
 """
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
 @pytest.mark.thorough
 def test_a_plan_survives_a_round_trip(plan: ExecutionPlan) -> None:
@@ -70,7 +70,7 @@ def test_a_document_is_written_in_field_order_without_defaults() -> None:
     assert dump_plan(load_plan(FULL)) == FULL
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(texts)
 def test_a_text_stays_a_text_for_readers_of_yaml_1_1_and_1_2(text: str) -> None:
     plan = ExecutionPlan(description="d", metadata={"text": text})

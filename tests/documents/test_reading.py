@@ -77,7 +77,7 @@ def test_plain_scalars_follow_yaml_1_2(written: str, value: object) -> None:
     assert (read, type(read)) == (value, type(value))
 
 
-@settings(max_examples=200)
+@settings(max_examples=75)
 @given(values)
 def test_json_is_read_like_the_standard_library_except_that_1_0_is_1(value: object) -> None:
     for ascii_only in (True, False):
@@ -88,7 +88,7 @@ def test_json_is_read_like_the_standard_library_except_that_1_0_is_1(value: obje
         assert json.dumps(plan.steps[0].parameters["v"]) == json.dumps(normalize(value))
 
 
-@settings(max_examples=200)
+@settings(max_examples=75)
 @given(st.text('{}[]",:0123 \ntrueabc\\', max_size=25))
 def test_json_is_refused_where_the_standard_library_refuses_it(text: str) -> None:
     def sound(content: str) -> bool:

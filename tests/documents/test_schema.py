@@ -76,7 +76,7 @@ def sound(document: dict[str, Any]) -> dict[str, Any]:
     return {"steps": [{"tool_name": "t"}], **document, "description": "sound"}
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(plan=plans)
 def test_dumped_plans_match_the_schema_unless_validation_refuses_them(plan: ExecutionPlan, schema: Draft202012Validator) -> None:
     document = sound(as_json(dump_plan(plan)))

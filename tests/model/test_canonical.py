@@ -136,7 +136,7 @@ def test_both_options_of_an_error_policy_give_the_same_digest() -> None:
     assert digest(one) == digest(other) == digest(changed("options", {"stop_on_error": False, "continue_on_error": True}))
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
 def test_a_copy_has_the_same_digest_and_the_digest_is_that_of_the_canonical_form(plan: ExecutionPlan) -> None:
     assert plan_digest(plan.model_copy(deep=True)) == plan_digest(plan)

@@ -95,7 +95,7 @@ def test_a_group_of_a_sub_plan_is_compared_step_by_step() -> None:
     assert [change.at for change in diff_plans(old, new).changed] == ["s.b.effect"]
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(plans, plans)
 @pytest.mark.thorough
 def test_a_diff_is_empty_exactly_if_the_digests_are_equal(old: ExecutionPlan, new: ExecutionPlan) -> None:

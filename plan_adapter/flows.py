@@ -15,7 +15,7 @@ from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.agent.summary import summarize
 from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
-from plan_adapter.engine.drafting import ask_model_question, current_flow_run, publish_draft, publish_summary, run_as_task
+from plan_adapter.engine.draft_flow import ask_model_question, current_flow_run, publish_draft, publish_summary, run_as_task
 from plan_adapter.engine.outgoing import log_line, state_message
 from plan_adapter.loading import aload_plan
 from plan_adapter.local.settings import Settings

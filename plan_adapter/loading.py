@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import plan_adapter.documents as documents
-from plan_adapter.documents.history import keep_history
+from plan_adapter.documents.recorded_runs import keep_history
 from plan_adapter.model.errors import InvalidPlanError, StoreError
 from plan_adapter.model.problems import Problem
 from plan_adapter.twins import run_sync

@@ -19,7 +19,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "PlanTestF
     """Collect a test file with a plan beside it. Files of other programs may have such names, too."""
     if not file_path.name.lower().endswith((".test.yaml", ".test.yml")):
         return None
-    from plan_adapter.testing.reading import plan_file_of
+    from plan_adapter.testing.case_files import plan_file_of
 
     if not plan_file_of(file_path).is_file():
         return None

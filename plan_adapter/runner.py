@@ -22,12 +22,12 @@ from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import call_name, one_line
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.runs import resolve as started_commands
-from plan_adapter.runs.approval import open_detached_gate
 from plan_adapter.runs.folders import in_folder
+from plan_adapter.runs.plan_approval import open_detached_gate
 from plan_adapter.runs.replan import Replanner, refuse_replanning
 from plan_adapter.runs.resume import execute_in_flow, execute_resume, rolled_back_error
-from plan_adapter.runs.rollback import rollback_run
-from plan_adapter.runs.session import RunRequest, opened_store, require_approver, require_operator
+from plan_adapter.runs.run_rollback import rollback_run
+from plan_adapter.runs.run_session import RunRequest, opened_store, require_approver, require_operator
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore

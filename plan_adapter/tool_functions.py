@@ -20,7 +20,7 @@ from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.model.status import Outcome, PlanStatus, RunReason
 from plan_adapter.runner import arun_plan
-from plan_adapter.runs.session import opened_store
+from plan_adapter.runs.run_session import opened_store
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, as_json

@@ -7,6 +7,7 @@ imported only by the modules listed in IMPORTERS. Imports under `if TYPE_CHECKIN
 import ast
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -70,6 +71,16 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "mcp": ("cli.mcp.server",),
     "pytest": ("pytest_plugin",),
     "cronsim": ("model.run_window",),
+}
+
+# Names of several modules, which play the same part in their rooms. Any other name is that of one module, and of its verb in `cli/verbs`.
+SHARED_NAMES = {
+    "approvals": "the values in model, their table in store",
+    "drafts": "the values in model, their table in store",
+    "errors": "the classes in model, their public names",
+    "operator_requests": "their table in store, what they do to a run in runs",
+    "plans": "the public names of plans, their table in store",
+    "standing": "their table in store, their use in runs, and the verb",
 }
 
 # Declared in pyproject.toml, but not imported.
@@ -148,6 +159,13 @@ def test_a_module_imports_only_from_rows_below_its_own() -> None:
         others = {name for name in map(module_of, imported(modules()[module])) if name is not None and part(name) != part(module)}
         found[f"{module} (row {row(module)})"] = sorted(name for name in others if not name or row(name) >= row(module))
     assert {module: wrong for module, wrong in found.items() if wrong} == {}
+
+
+def test_a_name_belongs_to_one_module_and_its_verb() -> None:
+    found = Counter(
+        module.rpartition(".")[2] for module, path in modules().items() if path.stem != "__init__" and not module.startswith("cli.verbs.")
+    )
+    assert {name for name, count in found.items() if count > 1} == set(SHARED_NAMES)
 
 
 def test_the_package_has_no_import_cycle() -> None:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from plan_adapter.agent import prompts
+from plan_adapter.agent.answer_schemas import draft_outline
 from plan_adapter.agent.answer_text import read_answer
 from plan_adapter.agent.completions import schema_prompt
 from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
 from plan_adapter.agent.model import Message
 from plan_adapter.agent.prompts import redact_request, redaction_note
-from plan_adapter.agent.schema import draft_outline
 from plan_adapter.execution.redactor import Redactor
 from plan_adapter.model.drafts import Draft, ModelCall, PlanRequest, Usage
 from plan_adapter.model.errors import DraftError

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.replan import RemainingPlan, referred_steps
-from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES, from_strict_form
+from plan_adapter.agent.answer_schemas import ACTIONS, COMPLEXITIES, from_strict_form
+from plan_adapter.agent.remaining_plan import RemainingPlan, referred_steps
 from plan_adapter.documents import read_document
 from plan_adapter.model.graph import reachable
 from plan_adapter.model.options import EFFECTS

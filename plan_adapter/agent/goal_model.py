@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 from pydantic import JsonValue
 
 from plan_adapter.agent import goal_prompts
+from plan_adapter.agent.answer_schemas import GOAL_ACTIONS, VERDICTS, from_strict_form, goal_outline, goal_schema, verdict_schema
 from plan_adapter.agent.answer_text import Reading
 from plan_adapter.agent.model import Message, Model, Question, count_tokens
 from plan_adapter.agent.prompts import redact_text
-from plan_adapter.agent.schema import GOAL_ACTIONS, VERDICTS, from_strict_form, goal_outline, goal_schema, verdict_schema
 from plan_adapter.execution.redactor import Redactor
 from plan_adapter.local.settings import Effort
 from plan_adapter.model.goals import (

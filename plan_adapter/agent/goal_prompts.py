@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 from pydantic import JsonValue
 
+from plan_adapter.agent.answer_schemas import GOAL_ACTIONS
 from plan_adapter.agent.model import Message
 from plan_adapter.agent.prompts import block, to_json_line
-from plan_adapter.agent.schema import GOAL_ACTIONS
 from plan_adapter.execution.redactor import Redactor
 from plan_adapter.model.goals import Evidence, Goal, Round
 from plan_adapter.model.readable import cut, redacted

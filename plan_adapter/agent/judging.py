@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from plan_adapter.agent.answer_text import Reading
 from plan_adapter.agent.decision import ConstraintStatement, DraftDecision, Edges, read_decision
-from plan_adapter.agent.replan import RemainingPlan
+from plan_adapter.agent.remaining_plan import RemainingPlan
 from plan_adapter.model.drafts import ConstraintCheck, Draft, PlanRequest
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.graph import ancestors_of

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pydantic import JsonValue
 
+from plan_adapter.agent.answer_schemas import strict_form
 from plan_adapter.agent.answer_text import ONLY_THINKING, Reading, read_answer
 from plan_adapter.agent.completions import (
     OPTIONAL,
@@ -35,7 +36,6 @@ from plan_adapter.agent.completions import (
     words_of,
 )
 from plan_adapter.agent.model import Message, ModelAnswer, Question
-from plan_adapter.agent.schema import strict_form
 from plan_adapter.model.drafts import Rung, Usage
 from plan_adapter.model.errors import ModelError
 from plan_adapter.model.readable import MASK, cut, one_line, without_passwords

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.schema import from_strict_form, strict_form
+from plan_adapter.agent.answer_schemas import from_strict_form, strict_form
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem

@@ -9,13 +9,13 @@ from typing import Protocol, TypeAlias, cast
 from pydantic import JsonValue
 
 from plan_adapter.agent import prompts
+from plan_adapter.agent.answer_schemas import draft_outline, draft_schema
 from plan_adapter.agent.answer_text import read_answer
 from plan_adapter.agent.decision import DraftDecision
 from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
 from plan_adapter.agent.model import ClosableModel, Message, Model, ModelAnswer, Question, count_tokens
 from plan_adapter.agent.prompts import environment_redactor, redact_request, redact_text, redaction_note
-from plan_adapter.agent.replan import RemainingPlan
-from plan_adapter.agent.schema import draft_outline, draft_schema
+from plan_adapter.agent.remaining_plan import RemainingPlan
 from plan_adapter.execution.redactor import Redactor
 from plan_adapter.local.settings import Effort, Settings
 from plan_adapter.model.drafts import Draft, ModelCall, PlanRequest

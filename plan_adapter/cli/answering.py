@@ -317,7 +317,7 @@ async def find_gate(selector: GateSelector, store: "PlanStore") -> tuple[PlanRun
 
     Closes expired gates first. Raises RunConflictError if no gate is open, UsageError if several steps wait.
     """
-    from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
+    from plan_adapter.runs.plan_approval import end_overdue  # imports SQLAlchemy
 
     try:
         run = await end_overdue(await find_run(selector.run, store), store)
@@ -439,7 +439,7 @@ async def _submit_answer(
 
     Raises NotApprovedError if the answer is refused, RunConflictError if the gate is closed already.
     """
-    from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
+    from plan_adapter.runs.plan_approval import end_overdue  # imports SQLAlchemy
 
     try:
         approval = await _verified_approval(answer_with_proof(options, request, settings), request, store, settings)
@@ -479,7 +479,7 @@ async def _verified_approval(answer: Answer, request: ApprovalRequest, store: "P
 
 async def _end_rejected_run(run: PlanRun, approval: Approval, store: "PlanStore") -> None:
     """End a rejected run that no process is running, so that it does not wait for a resume."""
-    from plan_adapter.runs.approval import end_unapproved  # imports SQLAlchemy
+    from plan_adapter.runs.plan_approval import end_unapproved  # imports SQLAlchemy
 
     fresh = await store.run(run.id)
     if fresh.status is PlanStatus.PENDING_APPROVAL:

@@ -10,7 +10,7 @@ from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import ExitCode, code_with_rollbacks
 from plan_adapter.cli.foreground import begin_server, choose_display, next_command_of, show_result
-from plan_adapter.cli.progress import Display, detach_line
+from plan_adapter.cli.progress_lines import Display, detach_line
 from plan_adapter.cli.servers import worker_command
 from plan_adapter.cli.sources import STORE_PREFIX, open_store
 from plan_adapter.engine.connection import Server, ui_hint, use_server

@@ -16,7 +16,7 @@ from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
 from plan_adapter.cli.editing import PlanEditor
 from plan_adapter.cli.exit_codes import ExitCode, UsageError, code_of_error, code_with_rollbacks
-from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay, detach_line
+from plan_adapter.cli.progress_lines import Display, JsonDisplay, Links, PlainDisplay, detach_line
 from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.engine.connection import Server, ui_hint
 from plan_adapter.execution.cancellation import LeaveSignal
@@ -32,7 +32,7 @@ from plan_adapter.text.commands import NEW_RUN_HINT, resolve_command, resume_com
 if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
     from plan_adapter.model.record import Attempt, PlanRun
-    from plan_adapter.runs.session import Requester, RunRequest
+    from plan_adapter.runs.run_session import Requester, RunRequest
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
 
@@ -134,7 +134,7 @@ class ForegroundRun:
 
     def request(self, settings: "Settings", *, identity: "Requester | None" = None) -> "RunRequest":
         """Return the request for the run. `identity` proves who makes requests outside a gate."""
-        from plan_adapter.runs.session import RunRequest
+        from plan_adapter.runs.run_session import RunRequest
 
         return RunRequest(
             approver=self.approver,

@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from plan_adapter.cli import output
-from plan_adapter.cli.progress import (
+from plan_adapter.cli.progress_lines import (
     CarriedSummary,
     LinkOnce,
     Links,

@@ -15,7 +15,7 @@ from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.readable import counted, one_line
 from plan_adapter.model.record import GroupItem, PlanRun
 from plan_adapter.model.status import StepStatus
-from plan_adapter.validation.sub_plans import fill_inputs
+from plan_adapter.validation.pinned_plans import fill_inputs
 
 MAX_LABEL_CHARACTERS = 40
 """The longest text that is used as a label by itself. A longer label from the plan is cut to this length."""

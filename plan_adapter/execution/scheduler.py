@@ -6,12 +6,12 @@ from functools import partial
 from pydantic import JsonValue
 
 from plan_adapter.execution.goal_calls import GoalCalls, GoalEndedError
-from plan_adapter.execution.goals import Pursuit
 from plan_adapter.execution.group_runs import GroupRuns
 from plan_adapter.execution.items import Items, item_labels
 from plan_adapter.execution.limits import RunClock
 from plan_adapter.execution.ports import AttemptEnd, StepRunner
 from plan_adapter.execution.progress import Progress
+from plan_adapter.execution.pursuit import Pursuit
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step_calls import StepCalls
 from plan_adapter.execution.sub_plans import SubPlanRuns

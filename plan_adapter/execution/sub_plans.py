@@ -17,7 +17,7 @@ from plan_adapter.model.plan import Step, flattened
 from plan_adapter.model.readable import failure_of
 from plan_adapter.model.record import StepRun
 from plan_adapter.model.status import Outcome, StepStatus
-from plan_adapter.validation.sub_plans import fill_inputs
+from plan_adapter.validation.pinned_plans import fill_inputs
 
 
 class SubPlanRuns:

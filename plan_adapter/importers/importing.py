@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.documents.history import ImportedPlan, written_secrets
+from plan_adapter.documents.recorded_runs import ImportedPlan, written_secrets
 from plan_adapter.importers.conversion import NotConvertibleError, Report
 from plan_adapter.importers.github import convert_workflow, is_workflow
 from plan_adapter.importers.ssm import convert_automation, is_automation

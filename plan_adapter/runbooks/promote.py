@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.documents.history import written_secrets
+from plan_adapter.documents.recorded_runs import written_secrets
 from plan_adapter.expressions.references import UnclosedError, has_expression, split_expressions
 from plan_adapter.model.options import Input, InputType
 from plan_adapter.model.plan import ExecutionPlan

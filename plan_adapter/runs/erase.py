@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import StoreError
 from plan_adapter.model.record import PlanRun
-from plan_adapter.runs.session import require_operator
+from plan_adapter.runs.run_session import require_operator
 from plan_adapter.store.proof.erasing import Erasure, file_digest, file_text
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.files import write_below

@@ -4,15 +4,15 @@ import asyncio
 import logging
 
 from plan_adapter.engine.connection import Server, current_server, demands_authentication
-from plan_adapter.engine.gate import GateCancelledError, show_gate_form
 from plan_adapter.engine.gate_forms import collect_answer, leave_form, resume_released
+from plan_adapter.engine.gate_loop import GateCancelledError, show_gate_form
 from plan_adapter.engine.outgoing import emit_gate_event, publish_text
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.gates.gate import GateEventKind, GateForms
 from plan_adapter.model.approvals import Approval, Gate
 from plan_adapter.model.errors import NoServerError
 from plan_adapter.model.record import PlanRun
-from plan_adapter.runs.approval import end_expired
+from plan_adapter.runs.plan_approval import end_expired
 from plan_adapter.store.store import PlanStore
 
 log = logging.getLogger(__name__)

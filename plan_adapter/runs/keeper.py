@@ -19,7 +19,7 @@ from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.hooks import Event, Listener, call_hook, notify
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.runs.answers import GateAnswers
-from plan_adapter.runs.session import RunRequest, RunSession
+from plan_adapter.runs.run_session import RunRequest, RunSession
 from plan_adapter.store.redaction import without_secrets
 from plan_adapter.store.store import PlanStore
 

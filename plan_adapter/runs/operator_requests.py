@@ -11,7 +11,7 @@ from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import StepStatus
-from plan_adapter.runs.session import Requester, RunRequest, proof_options
+from plan_adapter.runs.run_session import Requester, RunRequest, proof_options
 from plan_adapter.store.database.columns import escape_unstorable
 from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.store import PlanStore

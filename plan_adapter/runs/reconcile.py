@@ -16,8 +16,8 @@ from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.readable import call_in_words, call_name, listed, one_line
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunReason
-from plan_adapter.runs.approval import end_expired, end_rejected
 from plan_adapter.runs.cancel import apply_cancellations
+from plan_adapter.runs.plan_approval import end_expired, end_rejected
 from plan_adapter.store.outcomes import outcome_digest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.commands import (

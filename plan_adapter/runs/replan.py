@@ -14,8 +14,8 @@ from plan_adapter.model.errors import RunConflictError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.secret_lookup import model_redactor
-from plan_adapter.runs.session import RunRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.commands import resolve_command, unit_names
 from plan_adapter.tools.registry import ToolRegistry
@@ -53,7 +53,7 @@ class Replanner:
         """Draft a new version of `validated`, the plan of `run`, store the draft in `store`, and return it. See `Planner.drafted`."""
         # A run that is not replanned starts without the code that drafts.
         from plan_adapter.agent.planner import Planner
-        from plan_adapter.agent.replan import RemainingPlan, replan_context
+        from plan_adapter.agent.remaining_plan import RemainingPlan, replan_context
         from plan_adapter.model.drafts import PlanRequest
 
         remaining = RemainingPlan.of(validated, history)

@@ -12,7 +12,7 @@ from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.readable import call_name, one_line
 from plan_adapter.model.record import PlanRun, StartedCommand
-from plan_adapter.runs.session import proof_options
+from plan_adapter.runs.run_session import proof_options
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.commands import resolve_command

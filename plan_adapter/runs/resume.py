@@ -15,15 +15,14 @@ from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun, StartedCommand
 from plan_adapter.model.status import PlanStatus, RunReason
-from plan_adapter.runs.approval import end_overdue, is_answered, missing_approval_error, open_detached_gate, refuse_approver
 from plan_adapter.runs.cancel import apply_cancellation, is_cancelled
 from plan_adapter.runs.folders import in_folder, move_target, refuse_elsewhere, refuse_rollback_elsewhere
 from plan_adapter.runs.operator_requests import choices_of, with_operator_requests
+from plan_adapter.runs.plan_approval import end_overdue, is_answered, missing_approval_error, open_detached_gate, refuse_approver
 from plan_adapter.runs.replan import tools_of_plan
 from plan_adapter.runs.resolve import refuse_running_commands
-from plan_adapter.runs.rollback import refuse_unknown_outcome_to_roll_back, roll_back, with_approved_rollbacks
-from plan_adapter.runs.secret_lookup import refuse_missing_secrets
-from plan_adapter.runs.session import (
+from plan_adapter.runs.run_rollback import refuse_unknown_outcome_to_roll_back, roll_back, with_approved_rollbacks
+from plan_adapter.runs.run_session import (
     RunRequest,
     RunSession,
     look_up_secrets_on,
@@ -33,6 +32,7 @@ from plan_adapter.runs.session import (
     require_resume_operator,
     server_of,
 )
+from plan_adapter.runs.secret_lookup import refuse_missing_secrets
 from plan_adapter.runs.start import RunAction, create_run, execute_run, execute_session, prefect_backend
 from plan_adapter.runs.tool_drift import adopt_tools, bind_recorded_plan, has_same_plan_and_inputs, refuse_changed_tools
 from plan_adapter.store.store import PlanStore

@@ -23,7 +23,6 @@ from plan_adapter.model.errors import PlanAdapterError, StoreError
 from plan_adapter.model.goals import GoalModel
 from plan_adapter.model.record import Recorder, StepRun
 from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
-from plan_adapter.runs.approval import load_new_version
 from plan_adapter.runs.ending import (
     check_prefect_cancellation,
     conclude_run,
@@ -34,9 +33,10 @@ from plan_adapter.runs.ending import (
 )
 from plan_adapter.runs.folders import in_folder
 from plan_adapter.runs.keeper import GateKeeper
+from plan_adapter.runs.plan_approval import load_new_version
 from plan_adapter.runs.replan import AUTOMATIC_REPLAN, draft_automatically, revision_note, wants_replanning
+from plan_adapter.runs.run_session import RunSession, cluster_of, goal_model_of
 from plan_adapter.runs.secret_lookup import secrets_of
-from plan_adapter.runs.session import RunSession, cluster_of, goal_model_of
 from plan_adapter.runs.step_gates import CallGates, OutcomeGates
 from plan_adapter.runs.turn import wait_for_turn
 from plan_adapter.store.store import PlanStore

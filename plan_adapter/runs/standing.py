@@ -15,7 +15,7 @@ from plan_adapter.model.approvals import Approval, StandingApproval
 from plan_adapter.model.errors import InvalidPlanError, NotApprovedError, StoreError
 from plan_adapter.model.plan import ExecutionPlan, new_id
 from plan_adapter.model.record import PlanRun, RunContext
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
 

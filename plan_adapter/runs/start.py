@@ -13,17 +13,16 @@ from plan_adapter.model.hooks import call_hook
 from plan_adapter.model.plan import new_id
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus
-from plan_adapter.runs.approval import (
+from plan_adapter.runs.folders import current_folder
+from plan_adapter.runs.keeper import GateKeeper
+from plan_adapter.runs.plan_approval import (
     approve_run,
     is_answered,
     missing_approval_error,
     open_detached_gate,
     refuse_approver,
 )
-from plan_adapter.runs.folders import current_folder
-from plan_adapter.runs.keeper import GateKeeper
-from plan_adapter.runs.secret_lookup import refuse_missing_secrets, secrets_of
-from plan_adapter.runs.session import (
+from plan_adapter.runs.run_session import (
     Backend,
     RunRequest,
     RunSession,
@@ -33,6 +32,7 @@ from plan_adapter.runs.session import (
     refuse_without_model,
     server_of,
 )
+from plan_adapter.runs.secret_lookup import refuse_missing_secrets, secrets_of
 from plan_adapter.runs.stages import execute_approved, pending_steps
 from plan_adapter.runs.turn import refuse_turn
 from plan_adapter.store.store import PlanStore

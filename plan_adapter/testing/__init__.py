@@ -1,8 +1,8 @@
 """Tests of plans: cases in `NAME.test.yaml` beside a plan, run offline with recorded answers in place of tools and people."""
 
 from plan_adapter.testing.case import Answer, Answers, Case
+from plan_adapter.testing.case_files import find_test_files, load_cases
 from plan_adapter.testing.expectations import Expectation
-from plan_adapter.testing.reading import find_test_files, load_cases
 from plan_adapter.testing.result import CaseResult, Mismatch
 from plan_adapter.testing.running import CaseRunner, run_case
 

@@ -10,7 +10,7 @@ from typing import Self
 from plan_adapter.local.secrets import SecretChain
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.record import PlanRun
-from plan_adapter.runs.session import Backend, RunRequest, RunSession
+from plan_adapter.runs.run_session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_session
 from plan_adapter.store.store import PlanStore
 from plan_adapter.testing.case import Case

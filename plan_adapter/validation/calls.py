@@ -27,8 +27,8 @@ from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.inputs import NotJSONError, parse_json
 from plan_adapter.validation.kinds import check_fields_of_kind, check_goal, check_question
-from plan_adapter.validation.results import StepResults, shape_of_value
-from plan_adapter.validation.sub_plans import check_inputs, check_runs_no_plan, check_sub_plan
+from plan_adapter.validation.pinned_plans import check_inputs, check_runs_no_plan, check_sub_plan
+from plan_adapter.validation.step_results import StepResults, shape_of_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from plan_adapter.model.values import join
 from plan_adapter.validation.calls import Call
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.inputs import read_values
-from plan_adapter.validation.sub_plans import move_to_step
+from plan_adapter.validation.pinned_plans import move_to_step
 
 if TYPE_CHECKING:
     from plan_adapter.validation.validated import ValidatedPlan

@@ -37,8 +37,8 @@ from plan_adapter.validation.permissions import (
     check_permissions,
     decide_permissions,
 )
-from plan_adapter.validation.results import StepResults
-from plan_adapter.validation.sub_plans import SubPlan, check_as_sub_plan
+from plan_adapter.validation.pinned_plans import SubPlan, check_as_sub_plan
+from plan_adapter.validation.step_results import StepResults
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from plan_adapter.model.canonical import canonical_document
 from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.replan import AUTOMATIC_REPLAN, MAX_REPLANS
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus, RunReason, load_plan
 from plan_adapter.store.database.tables import runs
 from plan_adapter.text.listing import REPLAN_FACT

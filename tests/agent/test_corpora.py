@@ -117,7 +117,7 @@ async def test_an_invalid_plan_that_is_never_corrected_is_not_accepted(
 
 
 def test_the_schema_of_a_draft_stays_small(catalogues: dict[str, ToolRegistry]) -> None:  # noqa: F811
-    from plan_adapter.agent.schema import draft_schema
+    from plan_adapter.agent.answer_schemas import draft_schema
 
     schema = draft_schema(catalogues["huggingface"])
     assert len(json.dumps(schema)) < 2000 * len(catalogues["huggingface"])

@@ -20,7 +20,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.flow_engine import run_flow_async
 from prefect.states import Scheduled
 
-from plan_adapter.engine import drafting as drafting_in_prefect
+from plan_adapter.engine import draft_flow as drafting_in_prefect
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.flows import draft_plan
 from plan_adapter.store.store import PlanStore

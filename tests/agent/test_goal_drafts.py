@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from plan_adapter import PlanStore
+from plan_adapter.agent.answer_schemas import draft_outline, draft_schema
 from plan_adapter.agent.planner import Budget, Planner
-from plan_adapter.agent.schema import draft_outline, draft_schema
 from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.drafts import Draft, PlanRequest
 from plan_adapter.runner import arun_plan

@@ -19,7 +19,7 @@ from plan_adapter import PlanStore, ToolRegistry, tool
 from plan_adapter.agent.answer_text import read_answer
 from plan_adapter.agent.model import ModelAnswer, Question
 from plan_adapter.agent.planner import Budget, Planner
-from plan_adapter.agent.replan import RemainingPlan, replan_context
+from plan_adapter.agent.remaining_plan import RemainingPlan, replan_context
 from plan_adapter.documents import load_plan
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.history import RunHistory

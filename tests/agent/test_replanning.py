@@ -223,7 +223,7 @@ async def test_a_failed_draft_leaves_the_run_of_an_agent_unchanged(world: World,
 
 
 def test_a_run_without_attempts_is_replanned_as_a_whole(world: World) -> None:
-    from plan_adapter.agent.replan import RemainingPlan
+    from plan_adapter.agent.remaining_plan import RemainingPlan
 
     found = RemainingPlan.of(validate(a_plan(), world.tools), RunHistory())
     assert (found.kept, found.taken, found.needed) == (frozenset(), frozenset(), {"first"})

@@ -17,7 +17,7 @@ from plan_adapter.runner import arevise_run
 from plan_adapter.runs import acancel_run
 from plan_adapter.runs.folders import refuse_elsewhere
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import FixedApprover, World

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
-from plan_adapter.agent.replan import SHOWN_CHARACTERS, RemainingPlan, replan_context
+from plan_adapter.agent.remaining_plan import SHOWN_CHARACTERS, RemainingPlan, replan_context
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.redactor import Redactor
 from plan_adapter.model.errors import MAX_ERROR_CHARACTERS, ToolError

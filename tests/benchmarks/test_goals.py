@@ -15,7 +15,7 @@ from plan_adapter.execution.redactor import Redactor
 from plan_adapter.model.drafts import Usage
 from plan_adapter.model.plan import Step
 from plan_adapter.model.status import PlanStatus
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.validation import bind_inputs, validate
 from tests.agent.goals import call, model_answer

@@ -12,7 +12,7 @@ from rich.console import Console
 from plan_adapter.cli.exit_codes import ExitCode, code_of_run
 from plan_adapter.cli.foreground import choose_display
 from plan_adapter.cli.live import LiveDisplay
-from plan_adapter.cli.progress import CARRIED_LINES, JsonDisplay, PlainDisplay
+from plan_adapter.cli.progress_lines import CARRIED_LINES, JsonDisplay, PlainDisplay
 from plan_adapter.cli.records import run_status_line, step_end_text
 from plan_adapter.model.approvals import Gate, GatePolicy
 from plan_adapter.model.hooks import Event

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import ToolRegistry
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import load_plan
 from plan_adapter.validation import bind_inputs, validate

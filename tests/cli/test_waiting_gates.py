@@ -11,7 +11,7 @@ import pytest
 from plan_adapter import ToolRegistry
 from plan_adapter.model.approvals import Gate, GatePolicy
 from plan_adapter.model.plan import new_id
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import create_run
 from plan_adapter.store import load_plan
 from plan_adapter.store.store import PlanStore

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.documents import read_document
-from plan_adapter.documents.history import MEANING, import_plan
+from plan_adapter.documents.recorded_runs import MEANING, import_plan
 from plan_adapter.store import dump_plan, load_plan
 
 STEP = {"Id": "s1", "ToolName": "bash", "Description": "D", "Parameters": {"command": "true"}, "Status": "completed", "Result": "secret!"}

@@ -19,7 +19,7 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.engine.flow import drop_queues
 from plan_adapter.engine.flow_runs import flow_run_logs, run_flow
 from plan_adapter.engine.form import without_folding
-from plan_adapter.engine.gate import GateCancelledError, show_gate_form
+from plan_adapter.engine.gate_loop import GateCancelledError, show_gate_form
 from plan_adapter.model.approvals import GatePolicy
 from tests.engine.gates import GOOD, InMemoryGate, SwitchableProxy, flow_run, form_text, request_of, resume, states
 

@@ -13,8 +13,8 @@ from prefect.input import acreate_flow_run_input
 from prefect.states import Completed, Running
 
 from plan_adapter.engine.flow_runs import run_flow
-from plan_adapter.engine.gate import show_gate_form
 from plan_adapter.engine.gate_forms import OpenForm, answer_form, collect_answer, open_forms, resume_released
+from plan_adapter.engine.gate_loop import show_gate_form
 from plan_adapter.model.approvals import Answer, GatePolicy
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from tests.engine.gates import GOOD, InMemoryGate, flow_run, request_of, resume

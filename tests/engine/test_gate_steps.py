@@ -13,7 +13,7 @@ from prefect.context import FlowRunContext
 from prefect.states import Cancelled, Cancelling, Completed, Running
 
 from plan_adapter.engine.flow_runs import run_flow
-from plan_adapter.engine.gate import GateCancelledError, show_gate_form
+from plan_adapter.engine.gate_loop import GateCancelledError, show_gate_form
 from plan_adapter.model.approvals import Answer
 from plan_adapter.model.errors import StoreError
 from tests.engine.gates import GOOD, WAIT_SECONDS, InMemoryGate, flow_run, request_of, resume

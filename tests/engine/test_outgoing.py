@@ -24,7 +24,7 @@ from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.deployments import DeploymentOptions, deployer
-from plan_adapter.engine.drafting import current_flow_run, publish_draft, publish_summary, run_as_task
+from plan_adapter.engine.draft_flow import current_flow_run, publish_draft, publish_summary, run_as_task
 from plan_adapter.engine.form import build_form
 from plan_adapter.engine.outgoing import artifact_key, event_payload, label, log_text, markdown, paragraphs, run_name, state_message
 from plan_adapter.gates import PrefectApprover

@@ -27,8 +27,8 @@ from plan_adapter.model.approvals import ApprovalRequest, Gate
 from plan_adapter.model.readable import call_name
 from plan_adapter.model.record import Attempt, PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.rollback import rollback_run
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_rollback import rollback_run
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import leases  # as above
 from plan_adapter.store.database import postgresql, sqlite  # noqa: F401  # as above

@@ -6,7 +6,7 @@ from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.gates import CallbackApprover, StandingApproval
 from plan_adapter.model.canonical import runbook_digest
 from plan_adapter.plans import Input, validate
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.validation import bind_inputs
 

@@ -187,14 +187,14 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "the digest of a given approval is not compared": (
         an_approval_of_other_inputs_is_given,
         {
-            "plan_adapter.runs.approval.approved_plan": lambda bound, approval, now: _approved(bound, approval),
+            "plan_adapter.runs.plan_approval.approved_plan": lambda bound, approval, now: _approved(bound, approval),
             f"{PERMISSION}.is_same_content": lambda *_: True,
         },
     ),
     "the expiry is not checked": (
         an_expired_approval_is_given,
         {
-            "plan_adapter.runs.approval.approved_plan": lambda bound, approval, now: _approved(bound, approval),
+            "plan_adapter.runs.plan_approval.approved_plan": lambda bound, approval, now: _approved(bound, approval),
             f"{APPROVALS}._is_usable": lambda _: true(),
         },
     ),
@@ -211,7 +211,7 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "a gate never expires": (an_answer_comes_after_the_expiry, {f"{GATES}._is_in_time": true}),
     "any approval of the run is accepted": (
         an_approval_row_has_no_gate,
-        {"plan_adapter.runs.approval.is_plan_answer": lambda row, run: row.run_id == run.id},
+        {"plan_adapter.runs.plan_approval.is_plan_answer": lambda row, run: row.run_id == run.id},
     ),
     "the digest of a call is not compared": (
         a_step_was_approved_with_other_parameters,

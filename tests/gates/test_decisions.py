@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from plan_adapter.cli.answering import _CONFIRM_VERBS, DECISION_WORDS
-from plan_adapter.engine.gate import _DECISION_STATE_NAMES
+from plan_adapter.engine.gate_loop import _DECISION_STATE_NAMES
 from plan_adapter.model.approvals import ANSWERED, Decision
 from plan_adapter.model.rounds import REPLIES
 from plan_adapter.store.proof.entries import DECISION_ENTRIES

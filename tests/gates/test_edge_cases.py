@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plan_adapter import PlanRun, PlanStore, approve
-from plan_adapter.cli.progress import gate_line
+from plan_adapter.cli.progress_lines import gate_line
 from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approvers import CallbackApprover
@@ -18,7 +18,7 @@ from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.status import RunReason
 from plan_adapter.runner import arevise_run
 from plan_adapter.runs import Hooks
-from plan_adapter.runs.session import Backend, RunSession
+from plan_adapter.runs.run_session import Backend, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.store import PlanStatus, StepStatus
 from tests.gates.test_attacks import standing
@@ -268,7 +268,7 @@ async def test_a_second_resume_leaves_a_run_that_waits_in_another_process_alone(
 
 
 async def test_a_gate_closed_by_a_late_answer_ends_its_run_as_expired(world: World) -> None:
-    from plan_adapter.runs.approval import end_expired
+    from plan_adapter.runs.plan_approval import end_expired
 
     run, gate = await world.detached(world.plan(timeout_ms=50))
     while await world.now() <= (gate.expires_at or gate.opened_at):

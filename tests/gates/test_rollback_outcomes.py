@@ -17,8 +17,8 @@ from plan_adapter.model.plan import Rollback
 from plan_adapter.model.status import Outcome, RunReason
 from plan_adapter.runner import acancel_run, aresolve_step
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.rollback import roll_back, rollback_run
-from plan_adapter.runs.session import Backend, RunRequest, RunSession
+from plan_adapter.runs.run_rollback import roll_back, rollback_run
+from plan_adapter.runs.run_session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.store import PlanStatus
 from plan_adapter.tools.probing import Done, NotDone

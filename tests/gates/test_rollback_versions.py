@@ -10,7 +10,7 @@ from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import Rollback
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs import acancel_run, arevise_run
-from plan_adapter.runs.approval import end_overdue
+from plan_adapter.runs.plan_approval import end_overdue
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus
 from tests.gates.test_changed_tools import Shop, shop, stopped

@@ -14,7 +14,7 @@ from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import Step
 from plan_adapter.model.record import Attempt
 from plan_adapter.model.status import RunReason
-from plan_adapter.runs.approval import end_expired
+from plan_adapter.runs.plan_approval import end_expired
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus, StepStatus
 from plan_adapter.store.recorder import StoreRecorder

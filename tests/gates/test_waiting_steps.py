@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun
-from plan_adapter.cli.progress import plain_lines
+from plan_adapter.cli.progress_lines import plain_lines
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
@@ -19,10 +19,10 @@ from plan_adapter.model.hooks import Event
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs import arevise_run
-from plan_adapter.runs.approval import end_overdue
+from plan_adapter.runs.plan_approval import end_overdue
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import Backend, RunSession
+from plan_adapter.runs.run_session import Backend, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.store import PlanStatus, StepStatus
 from tests.gates.questions import plan_with_question

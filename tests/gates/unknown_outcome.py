@@ -13,7 +13,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, ApprovalRequest, Gate
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import Backend, RunRequest, RunSession
+from plan_adapter.runs.run_session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import FormAnswers

@@ -19,7 +19,7 @@ from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import new_id
 from plan_adapter.plans import Input
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import Backend, RunRequest, RunSession
+from plan_adapter.runs.run_session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 from tests.sql import Sql

@@ -10,7 +10,7 @@ from plan_adapter import ExecutionPlan, PlanRun, PlanStore
 from plan_adapter.agent import OpenAIModel
 from plan_adapter.cli.mcp.offers import EFFECTS, Offers, Runbook
 from plan_adapter.cli.mcp.operations import Agent, Operations
-from plan_adapter.cli.mcp.worker import resume_run
+from plan_adapter.cli.mcp.run_process import resume_run
 from plan_adapter.cli.mcp.workers import Workers
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of

@@ -15,7 +15,7 @@ from plan_adapter.model.status import Outcome, RunReason, StepStatus
 from plan_adapter.runner import acancel_run
 from plan_adapter.runs import aresume_run, arevise_run
 from plan_adapter.runs.reconcile import find_interrupted, reconcile
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus
 from plan_adapter.store.database import tables

@@ -20,7 +20,7 @@ from plan_adapter.model.run_window import next_opening
 from plan_adapter.model.status import RunReason
 from plan_adapter.plans import find_problems
 from plan_adapter.runs import acancel_run, aresume_run, arun_plan
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
 from plan_adapter.store import PlanStatus, StepStatus
 from plan_adapter.validation import bind_inputs, validate

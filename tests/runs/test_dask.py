@@ -14,7 +14,7 @@ from plan_adapter.model.hooks import Event
 from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.model.plan import ExecutionPlan, Rollback
 from plan_adapter.runs import arun_plan
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus, load_plan
 from plan_adapter.validation import bind_inputs, validate

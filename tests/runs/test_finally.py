@@ -24,7 +24,7 @@ from plan_adapter.plans import format_plan
 from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.operator_requests import choices_of
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus, StepStatus
 from plan_adapter.text.plan_text import plan_gate_text
 from plan_adapter.text.preview import preview_plan, preview_text

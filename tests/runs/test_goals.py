@@ -28,7 +28,7 @@ from plan_adapter.model.plan import ExecutionPlan, Step, new_id
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.runs import aresolve_step
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus
 from plan_adapter.tools.tool import tool

@@ -5,7 +5,7 @@ from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs import aresume_run, arun_plan
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus
 from plan_adapter.validation import bind_inputs, validate

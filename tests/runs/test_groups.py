@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import TaskRunResult
 from pydantic import JsonValue
 
 from plan_adapter import PlanStore, ToolRegistry, tool
-from plan_adapter.cli.progress import plain_lines
+from plan_adapter.cli.progress_lines import plain_lines
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.gates import ApprovalRequest, CallbackApprover
@@ -21,7 +21,7 @@ from plan_adapter.model.status import RunReason
 from plan_adapter.plans import format_plan
 from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus, StepStatus, dump_plan
 from plan_adapter.validation import bind_inputs, validate

@@ -22,7 +22,7 @@ from plan_adapter.plans import format_plan
 from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arevise_run, arun_plan
 from plan_adapter.runs.reconcile import hint_of
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus, dump_plan
 from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate

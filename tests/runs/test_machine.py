@@ -19,7 +19,7 @@ from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.status import RunReason
 from plan_adapter.runner import acancel_run, aresolve_step, arevise_run
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus
 from plan_adapter.validation import bind_inputs, validate

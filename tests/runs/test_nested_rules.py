@@ -12,7 +12,7 @@ from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions
 from plan_adapter.model.plan import Step, new_id
 from plan_adapter.runs import aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus, StepStatus
 from plan_adapter.tools import ToolContext

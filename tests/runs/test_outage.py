@@ -20,7 +20,7 @@ from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Gate
 from plan_adapter.runs.reconcile import reconcile
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus, dump_plan
 from plan_adapter.tools import ToolContext

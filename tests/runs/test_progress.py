@@ -17,7 +17,7 @@ from plan_adapter.model.options import Input
 from plan_adapter.model.plan import Step
 from plan_adapter.plans import format_plan
 from plan_adapter.runs import acancel_run, aresume_run, arun_plan
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import dump_plan
 from plan_adapter.validation import bind_inputs, validate

@@ -5,7 +5,7 @@ from plan_adapter.model.hooks import Event
 from plan_adapter.runner import aresume_run, arun_plan
 from plan_adapter.runs import Hooks
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus, StepRun
 from plan_adapter.tools.tool import tool
 

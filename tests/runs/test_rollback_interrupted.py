@@ -16,7 +16,7 @@ from plan_adapter.model.status import Outcome, RunReason
 from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.resume import resume_action
-from plan_adapter.runs.rollback import roll_back
+from plan_adapter.runs.run_rollback import roll_back
 from plan_adapter.store import PlanStatus
 from tests.processes import Program
 from tests.runs.drained import World, pool, undone

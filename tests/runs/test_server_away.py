@@ -27,7 +27,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.status import StepStatus
 from plan_adapter.runs import aresume_run
 from plan_adapter.runs.reconcile import reconcile
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus
 from plan_adapter.tools import ToolContext

@@ -26,7 +26,7 @@ from plan_adapter.model.status import RunReason
 from plan_adapter.runs import aresolve_step, aresume_run
 from plan_adapter.runs.reconcile import hint_of
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus
 from tests.processes import Program
 from tests.sql import Sql

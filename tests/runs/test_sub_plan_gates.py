@@ -12,7 +12,7 @@ from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions
 from plan_adapter.model.plan import Step
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs import aresume_run, arun_plan
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus
 from plan_adapter.validation import bind_inputs, validate

@@ -19,7 +19,7 @@ from plan_adapter.model.status import RunReason
 from plan_adapter.plans import format_plan
 from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus, StepStatus, aload_plan, dump_plan
 from tests.engine.calls import task_runs
 from tests.processes import Program

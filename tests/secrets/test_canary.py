@@ -20,7 +20,7 @@ from plan_adapter.gates.approval import answer_to
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.record import PlanRun
 from plan_adapter.runs import Hooks, aresume_run, arun_plan
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import read_document
 from plan_adapter.validation import bind_inputs, validate

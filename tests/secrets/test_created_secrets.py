@@ -15,7 +15,7 @@ from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.plans import lint
 from plan_adapter.runs import arun_plan
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 
 Fields = dict[str, Any]
 

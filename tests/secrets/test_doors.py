@@ -18,7 +18,7 @@ from plan_adapter.model.plan import new_id
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.runs import arevise_run, arun_plan
 from plan_adapter.runs.operator_requests import record_operator_request
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import load_plan
 from plan_adapter.store.database.tables import metadata
 from plan_adapter.store.outcomes import ResolutionRecord

@@ -13,14 +13,14 @@ from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
 from plan_adapter.model.errors import StoreError
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.status import PlanStatus
-from plan_adapter.store.database import schema
+from plan_adapter.store.database import schema_revision
 from plan_adapter.store.database.tables import metadata
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PASSWORD, PostgresServer
 from tests.store.builders import a_complete_run, a_gate, a_standing_approval, an_answer, an_approval, an_attempt, begun, created
 
-GRANTS = Path(schema.__file__).with_name("grants.sql").read_text(encoding="utf-8")
+GRANTS = Path(schema_revision.__file__).with_name("grants.sql").read_text(encoding="utf-8")
 PEOPLE = {"rita": "plan_runner", "olga": "plan_operator", "kim": "plan_keeper", "abel": "plan_auditor"}
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, MetaData, Table, event, inspect
 
 from plan_adapter.model.errors import StoreError
 from plan_adapter.model.status import PlanStatus
-from plan_adapter.store.database import schema
+from plan_adapter.store.database import schema_revision
 from plan_adapter.store.database.tables import REVISION, REVISION_TABLE, metadata
 from plan_adapter.store.store import PlanStore
 from tests.golden import FOLDER
@@ -83,7 +83,7 @@ async def test_a_store_whose_upgrade_was_killed_is_upgraded_again(first_url: str
     assert process.stdout.readline() == "migrated, but not committed\n"
     process.kill()
     process.wait()
-    assert await Sql(first_url).run(schema.read_revision) == "0001"
+    assert await Sql(first_url).run(schema_revision.read_revision) == "0001"
     async with PlanStore(first_url) as store:
         assert await store.upgrade() == REVISION
         for run in await store.runs():
@@ -124,13 +124,13 @@ def _sorted(found) -> str:
 
 
 def test_the_required_revision_is_the_newest_migration():
-    assert ScriptDirectory.from_config(schema._config()).get_heads() == [REVISION]
+    assert ScriptDirectory.from_config(schema_revision._config()).get_heads() == [REVISION]
 
 
 def test_the_migrations_are_in_the_wheel():
     document = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert document["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["plan_adapter"]
-    folder = Path(schema.__file__).parent / "migrations"
+    folder = Path(schema_revision.__file__).parent / "migrations"
     assert (folder / "env.py").is_file()
     assert len(list((folder / "versions").glob("[0-9]*.py"))) == int(REVISION)
 
@@ -225,7 +225,7 @@ async def test_a_server_is_not_migrated_automatically(postgres_database: str):
 async def test_a_server_with_an_old_schema_is_refused(postgres_database: str, monkeypatch: pytest.MonkeyPatch):
     async with PlanStore(postgres_database) as store:
         await store.upgrade()
-        monkeypatch.setattr(schema, "REVISION", "9998")
+        monkeypatch.setattr(schema_revision, "REVISION", "9998")
         with pytest.raises(StoreError, match=f"has revision {REVISION}, revision 9998 is needed: run `plan store upgrade`"):
             await store.runs()
 
@@ -246,8 +246,8 @@ async def test_a_failed_migration_leaves_nothing_behind(tmp_path: Path, monkeypa
         schema_upgrade(connection, store)
         raise OSError(28, "No space left on device")
 
-    schema_upgrade = schema.upgrade
-    monkeypatch.setattr(schema, "upgrade", upgrade_and_fail)
+    schema_upgrade = schema_revision.upgrade
+    monkeypatch.setattr(schema_revision, "upgrade", upgrade_and_fail)
     async with PlanStore(f"sqlite:///{path}") as store:
         with pytest.raises(StoreError, match="No space left"):
             await store.runs()

@@ -16,7 +16,7 @@ from plan_adapter.model.hooks import Event
 from plan_adapter.model.record import Attempt, Receipt
 from plan_adapter.model.status import Outcome
 from plan_adapter.plans import Input
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.tools.tool import ToolContext
 from plan_adapter.validation import bind_inputs, validate

@@ -21,7 +21,7 @@ from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.plans import format_plan
-from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import dump_plan, load_plan
 from plan_adapter.store.proof.verification import verify

@@ -41,10 +41,10 @@ from plan_adapter.model.readable import redacted
 from plan_adapter.model.record import PlanRun, RunContext, StepRun
 from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.runner import acancel_run
-from plan_adapter.runs.approval import end_expired, end_overdue, is_answered, open_detached_gate
+from plan_adapter.runs.plan_approval import end_expired, end_overdue, is_answered, open_detached_gate
 from plan_adapter.runs.resume import can_ask_again
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.secret_lookup import model_redactor
-from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.commands import answer_command

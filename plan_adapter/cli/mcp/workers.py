@@ -33,7 +33,7 @@ class Workers:
         log = open_file(path, os.O_WRONLY | os.O_APPEND)
         try:
             process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-P", "-m", "plan_adapter.cli.mcp.worker", *arguments],
+                [sys.executable, "-P", "-m", "plan_adapter.cli.mcp.run_process", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -95,7 +95,7 @@ async def _roll_back(run: str, reason: str, tools: list[str], options: AnswerOpt
     # Only for `--rollback`.
     from plan_adapter.execution.rollback_status import aborted_steps, after_abort
     from plan_adapter.execution.rollback_units import is_rolled_back, units_to_roll_back
-    from plan_adapter.runs.rollback import rollback_run
+    from plan_adapter.runs.run_rollback import rollback_run
 
     settings, registry = Settings(), tools_of(tools)
     async with open_store(settings) as store:

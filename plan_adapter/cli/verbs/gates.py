@@ -65,7 +65,7 @@ async def _open_gates(store: "PlanStore", settings: Settings) -> "list[Gate]":
 
     found, now = await store.gates.find(limit=FIND_LIMIT), await store.now()
     if any(gate.is_over(now) for gate in found):
-        from plan_adapter.runs.approval import end_expired  # imports SQLAlchemy
+        from plan_adapter.runs.plan_approval import end_expired  # imports SQLAlchemy
 
         await end_expired(store)
         found = await store.gates.find(limit=FIND_LIMIT)

@@ -19,7 +19,7 @@ from plan_adapter.model.readable import counted
 from plan_adapter.validation import lint
 
 if TYPE_CHECKING:
-    from plan_adapter.documents.history import ImportedPlan
+    from plan_adapter.documents.recorded_runs import ImportedPlan
     from plan_adapter.model.plan import ExecutionPlan
     from plan_adapter.model.problems import Problem
     from plan_adapter.tools.registry import ToolRegistry
@@ -132,7 +132,7 @@ def _import_documents(
     read: "list[tuple[ExecutionPlan | None, list[Problem]]]", file: str, options: _ImportOptions, tools: "ToolRegistry", *, as_json: bool
 ) -> "list[ImportedPlan] | None":
     """Return the imported plans, and print every problem; None if a plan cannot be imported."""
-    from plan_adapter.documents.history import import_plan
+    from plan_adapter.documents.recorded_runs import import_plan
 
     all_problems = [problem for plan, problems in read for problem in (problems if plan is None else lint(plan, tools))]
     all_problems = [problem for problem in all_problems if not _has_note(problem)]

@@ -98,10 +98,10 @@ async def _preview_resume(run: str, options: ResumeOptions | None, *, tools: lis
     """Print what `plan resume` would do with each step, without doing anything. Raises what `plan resume` would raise."""
     # Only for `--resume`: these import SQLAlchemy.
     from plan_adapter.execution.rollback_units import units_to_roll_back
-    from plan_adapter.runs.approval import end_overdue
     from plan_adapter.runs.operator_requests import choices_of
+    from plan_adapter.runs.plan_approval import end_overdue
     from plan_adapter.runs.resume import refuse_resume, resume_action
-    from plan_adapter.runs.rollback import roll_back, with_approved_rollbacks
+    from plan_adapter.runs.run_rollback import roll_back, with_approved_rollbacks
     from plan_adapter.runs.tool_drift import bind_recorded_plan, code_notices, find_changed_tools
 
     options = options or ResumeOptions()

@@ -136,7 +136,7 @@ async def _run_and_summarize(
 
 async def _publish_to_page(text: str, flow_run_id: str, server: "Server") -> None:
     from plan_adapter.engine.connection import use_server
-    from plan_adapter.engine.drafting import publish_summary  # imports Prefect
+    from plan_adapter.engine.draft_flow import publish_summary  # imports Prefect
 
     with use_server(server):
         await publish_summary(text, flow_run_id)

@@ -61,8 +61,8 @@ def run(
 
 async def _run(source: str, given: dict[str, str], tools: list[str], options: RunOptions, *, offline: bool) -> int:
     # These import SQLAlchemy.
+    from plan_adapter.runs.run_session import look_up_secrets_on
     from plan_adapter.runs.secret_lookup import refuse_missing_secrets
-    from plan_adapter.runs.session import look_up_secrets_on
     from plan_adapter.runs.start import execute_plan
 
     settings = Settings()

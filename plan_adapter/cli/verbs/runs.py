@@ -63,7 +63,7 @@ async def runs(
         raise UsageError(f"`plan runs list` takes no run; `plan show {run}` shows one, `plan runs verify {run}` verifies it")
     if limit < 1:
         raise UsageError("--limit must be at least 1")
-    from plan_adapter.runs.approval import end_expired  # imports SQLAlchemy
+    from plan_adapter.runs.plan_approval import end_expired  # imports SQLAlchemy
 
     settings = Settings()
     async with open_store(settings) as store:

@@ -134,7 +134,7 @@ def _code_change_json(change: CodeChange) -> dict[str, Any]:
 async def _find(source: str) -> "ExecutionPlan | ShownRun":
     # Run ids and plan digests are both hexadecimal, so look for a file with that name first, then for a run, then for a plan.
     from plan_adapter.model.rounds import rounds_of  # only for runs
-    from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
+    from plan_adapter.runs.plan_approval import end_overdue  # imports SQLAlchemy
 
     if source == STDIN or source.startswith(STORE_PREFIX) or _looks_like_a_file(source):
         return await plan_of(source)

@@ -61,7 +61,7 @@ def _find_problems(source: str, registry: "ToolRegistry") -> list[Problem]:
 
 
 def _test_file_problems(source: str, registry: "ToolRegistry") -> list[Problem]:
-    from plan_adapter.testing.reading import load_cases  # imports SQLAlchemy
+    from plan_adapter.testing.case_files import load_cases  # imports SQLAlchemy
 
     try:
         load_cases(source, tools=registry)

@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from plan_adapter.store.database import schema
+from plan_adapter.store.database import schema_revision
 from plan_adapter.store.database.database import CHANNEL, Changes, Database
 from plan_adapter.store.database.patience import as_store_errors
 
@@ -184,16 +184,16 @@ class PostgresDatabase(Database):
         connects = None if writes else self._connects_to_read  # None: the engine's default
         with as_store_errors(self.label, timeout=self.timeout):
             if not self._is_current:
-                found = await _transact(engine, schema.read_revision, writes=False, connects=connects)
-                schema.refuse_unless_current(found, self.label)
+                found = await _transact(engine, schema_revision.read_revision, writes=False, connects=connects)
+                schema_revision.refuse_unless_current(found, self.label)
                 self._is_current = True
             return await _transact(engine, work, writes=writes, connects=connects)
 
     async def _upgrade(self, engine: AsyncEngine) -> str:
         with as_store_errors(self.label, timeout=self.timeout):
-            schema.load_alembic()  # slow, so before the lock is taken
+            schema_revision.load_alembic()  # slow, so before the lock is taken
             async with self._upgrading:  # alembic's context is global: one migration at a time in this thread
-                return await _transact(engine, lambda connection: schema.upgrade(connection, self.label), writes=True)
+                return await _transact(engine, lambda connection: schema_revision.upgrade(connection, self.label), writes=True)
 
 
 async def _transact(engine: AsyncEngine, work: Callable[[Connection], T], *, writes: bool, connects: float | None = None) -> T:

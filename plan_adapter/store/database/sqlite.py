@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 
 from plan_adapter.local.private_files import UnsafePathError, make_folder, open_file, refuse_world_writable, tighten_file
 from plan_adapter.model.errors import StoreLostError, StoreSettingsError
-from plan_adapter.store.database import schema
+from plan_adapter.store.database import schema_revision
 from plan_adapter.store.database.columns import SQLITE_NOW, sqlite_now
 from plan_adapter.store.database.database import Changes, Database
 from plan_adapter.store.database.patience import as_store_errors
@@ -213,7 +213,7 @@ class SqliteDatabase(Database):
         return self._thread.submit(self._run, work, writes)
 
     def _submit_upgrade(self) -> Future[str]:
-        return self._thread.submit(self._run, lambda _connection: schema.REVISION, False)
+        return self._thread.submit(self._run, lambda _connection: schema_revision.REVISION, False)
 
     def _watch(self) -> None:
         threading.Thread(target=watch, args=(self.path, self.changes), name="plan-store-watch", daemon=True).start()
@@ -246,11 +246,11 @@ class SqliteDatabase(Database):
         return result
 
     def _migrate(self, engine: Engine) -> None:
-        found = self._transact(engine, schema.read_revision, writes=False)
-        if found != schema.REVISION:
+        found = self._transact(engine, schema_revision.read_revision, writes=False)
+        if found != schema_revision.REVISION:
             if found is not None:
-                schema.load_alembic()  # slow, so before the file is locked
-            self._transact(engine, lambda connection: schema.upgrade(connection, self.label), writes=True)
+                schema_revision.load_alembic()  # slow, so before the file is locked
+            self._transact(engine, lambda connection: schema_revision.upgrade(connection, self.label), writes=True)
 
     def _create_file(self) -> None:
         try:

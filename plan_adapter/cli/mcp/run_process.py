@@ -1,4 +1,4 @@
-"""The process of one run that an agent started: `python -m plan_adapter.cli.mcp.worker RUN BY offline|'' TOOL…`.
+"""The process of one run that an agent started: `python -m plan_adapter.cli.mcp.run_process RUN BY offline|'' TOOL…`.
 
 It resumes the run as `plan resume RUN --detach` does, but in the agent's name: gates and operator checks see the agent, not the person
 whose account the process runs under. A signal that ends the process cancels the run.

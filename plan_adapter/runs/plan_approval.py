@@ -31,8 +31,8 @@ from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.runs.answers import earlier_answer_notices, why_stale
 from plan_adapter.runs.folders import folder_text, in_folder, move_text
 from plan_adapter.runs.keeper import GateKeeper
+from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.secret_lookup import missing_secret_notices
-from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.standing import use_standing_approval
 from plan_adapter.runs.tool_drift import code_notices, tool_drift_lines, version_to_compare
 from plan_adapter.store.store import PlanStore

@@ -18,13 +18,13 @@ from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import ExecutionPlan, flattened
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
-from plan_adapter.runs.approval import is_plan_answer
 from plan_adapter.runs.ending import end_run, finally_steps_of
 from plan_adapter.runs.folders import refuse_rollback_elsewhere
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.operator_requests import record_operator_request
+from plan_adapter.runs.plan_approval import is_plan_answer
 from plan_adapter.runs.resolve import refuse_running_commands
-from plan_adapter.runs.session import RunRequest, RunSession, cluster_of, require_operator, server_of
+from plan_adapter.runs.run_session import RunRequest, RunSession, cluster_of, require_operator, server_of
 from plan_adapter.runs.stages import execute_finally_steps, execute_rollback, scope_of
 from plan_adapter.runs.start import execute_session
 from plan_adapter.runs.tool_drift import bind_recorded_plan, describe_tool_changes, find_changed_tools

@@ -390,7 +390,7 @@ async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore")
         plan_gate = next(gate for gate in gates if gate.step_id is None and gate.end is None)
         return f"step `{selector.step}` of run {run.id} does not wait yet; the plan itself does: `{answer_command(plan_gate)}`"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL) and run.reason not in (RunReason.REJECTED, RunReason.EXPIRED):
-        return f"run {run.id} does not wait for an answer; it is {run.status}: {await next_command_of(run, store)}"
+        return f"run {run.id} does not wait for an answer; it is {run.outcome_text}: {await next_command_of(run, store)}"
     closed = [gate for gate in gates if gate.end is not None and gate.kind != "outcome" and _matches(gate, selector)]
     if closed:
         try:  # a closed gate refuses every answer, and the error says why
@@ -410,7 +410,7 @@ async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore")
         return f"{where}{item} of run {run.id} does not wait for this answer; " + (
             f"what waits: {', '.join(waiting)}" if waiting else f"`{resume_command_after_gate(run)}` resumes the run"
         )
-    return f"run {run.id} does not wait for an approval: it is {run.status}" + (f" ({run.reason})" if run.reason else "")
+    return f"run {run.id} does not wait for an approval: it is {run.outcome_text}"
 
 
 async def _why_cancelled(run: PlanRun, store: "PlanStore", settings: Settings) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from plan_adapter.cli.records import gate_place
 from plan_adapter.gates.approval import refusal, requires_approval, why_nobody_may_answer
@@ -12,7 +12,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import ANSWERED, Approval, Gate, StandingApproval
 from plan_adapter.model.readable import call_name, duration, listed, moment, one_line, prose
 from plan_adapter.model.record import PlanRun
-from plan_adapter.model.status import PlanStatus, RunReason
+from plan_adapter.model.status import PlanStatus, RunOutcome, RunReason
 from plan_adapter.text.commands import NEW_RUN_HINT, answer_command, resume_command, resume_command_after_gate
 
 if TYPE_CHECKING:
@@ -183,35 +183,42 @@ async def approval_state_of(
     return replace(state, stale=await why_stale(state.answer, plan, run, store, settings))
 
 
-async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore", settings: Settings) -> dict[str, str]:
-    """Return the status of each run by id, with what an unfinished run waits for."""
+class ListedState(NamedTuple):
+    """The state of a run in a list. `is_waiting`: a person has to do something."""
+
+    text: str
+    is_waiting: bool = False
+
+
+async def states_of(runs: Sequence[PlanRun], store: "PlanStore", settings: Settings) -> dict[str, ListedState]:
+    """Return how each run ended or what it waits for, by id."""
     gates = dict[str, list[Gate]]()
     if any(run.completed_at is None for run in runs):
         for gate in await store.gates.find():
             gates.setdefault(gate.run_id, []).append(gate)
-    return {run.id: f"{run.status}{await _waiting_suffix(run, gates.get(run.id, []), store, settings)}" for run in runs}
+    return {run.id: await _state_of(run, gates.get(run.id, []), store, settings) for run in runs}
 
 
-async def _waiting_suffix(run: PlanRun, gates: list[Gate], store: "PlanStore", settings: Settings) -> str:
+async def _state_of(run: PlanRun, gates: list[Gate], store: "PlanStore", settings: Settings) -> ListedState:
     if run.completed_at is None and gates:
-        parts = [] if gates[0].step_id is None else [f"waits at {gate_place(gates[0]) if len(gates) == 1 else f'{len(gates)} gates'}"]
+        of_step = f"at {gate_place(gates[0])}" if len(gates) == 1 else f"at {len(gates)} gates"
+        place = "for approval" if gates[0].step_id is None else of_step
         is_unattended = all(gate.attended is False and not gate.is_released for gate in gates)
-        return _in_parentheses([*parts, *(["no process waits"] if is_unattended else [])])
+        return ListedState(f"Waiting {place}" + (" (no process waits)" if is_unattended else ""), is_waiting=True)
     if run.status is PlanStatus.PENDING_APPROVAL:
         state = await approval_state_of(run, store, settings)
-        if state.stale is not None:
-            return _in_parentheses(["the approval is stale"])
         answer = state.requested_changes or state.answer
-        if answer is None:
-            return _in_parentheses(["nobody was asked" if state.is_needed else "needs no approval", "not resumed yet"])
-        return _in_parentheses([*(state.unapplied[:3] or [ANSWERED[answer.decision]]), "not resumed yet"])
-    if run.status is PlanStatus.EXECUTING and run.reason is None and run.message:  # it waits for a run window or a concurrency key
-        return _in_parentheses([one_line(run.message)])
-    return _in_parentheses([str(run.reason)] if run.reason and run.reason.value != run.status.value else [])
-
-
-def _in_parentheses(parts: list[str]) -> str:
-    return f" ({', '.join(parts)})" if parts else ""
+        if state.stale is not None:
+            parts = ["the approval is stale"]
+        elif answer is None:
+            parts = ["nobody was asked" if state.is_needed else "needs no approval", "not resumed yet"]
+        else:
+            parts = [*(state.unapplied[:3] or [ANSWERED[answer.decision]]), "not resumed yet"]
+        return ListedState(f"Waiting ({', '.join(parts)})", is_waiting=True)
+    if run.outcome is None and run.status is PlanStatus.EXECUTING:
+        return ListedState("Running" + (f" ({one_line(run.message)})" if run.message else ""))  # it waits for a run window or a key
+    needs_person = run.outcome in (RunOutcome.INTERRUPTED, RunOutcome.UNKNOWN_OUTCOME)
+    return ListedState(run.outcome_text if run.outcome is not None else run.status.capitalize(), is_waiting=needs_person)
 
 
 def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labels: "Mapping[Unit, str]") -> str:

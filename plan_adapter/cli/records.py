@@ -30,6 +30,7 @@ def run_json(run: PlanRun, *, steps: bool) -> dict[str, Any]:
     fields = asdict(run)
     step_runs = fields.pop("steps")
     fields["summary"] = {name: value for name, value in asdict(run.summary()).items() if name not in ("id", "description", "status")}
+    fields["outcome"] = run.outcome
     current = None if run.status.has_ended else run.current_step
     fields["current_step"] = None if current is None else current.id
     return {**fields, "steps": step_runs} if steps else fields
@@ -112,10 +113,9 @@ def step_end_text(step: StepRun) -> str:
 
 def run_status_line(run: PlanRun) -> str:
     """Return the status of `run` in one line."""
-    reason = f" ({run.reason})" if run.reason and run.reason.value != run.status.value else ""
     duration_text = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
     message = f"; {one_line(run.message[:SHOWN_CHARACTERS])}{'…' if len(run.message) > SHOWN_CHARACTERS else ''}" if run.message else ""
-    return f"{run.name}: {run.status}{reason}{duration_text}: {run.summary().text}{message}"
+    return f"{run.name}: {run.outcome_text}{duration_text}: {run.summary().text}{message}"
 
 
 def version_json(version: "PlanVersion | None") -> dict[str, Any] | None:

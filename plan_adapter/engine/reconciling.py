@@ -14,12 +14,12 @@ from prefect.states import Cancelled, Crashed, Running
 
 from plan_adapter.engine.gate_forms import SERVER_ERRORS, FormLostError, GatePause, notice_text, set_paused
 from plan_adapter.engine.outgoing import state_message
-from plan_adapter.engine.states import INTERRUPTED, WAITING, state_of_run, state_of_step, unattended_state
+from plan_adapter.engine.states import WAITING, state_of_run, state_of_step, unattended_state
 from plan_adapter.gates.gate import request_of
 from plan_adapter.model.approvals import Gate
 from plan_adapter.model.errors import NoServerError
 from plan_adapter.model.record import PlanRun
-from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
+from plan_adapter.model.status import PlanStatus, RunOutcome, RunReason, StepStatus
 
 _ENDED_MESSAGE = "the run has ended"
 _OPEN_STATES = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
@@ -131,13 +131,13 @@ def _wanted_state(run: PlanRun, hint: str) -> State | None:
         state.data = None  # the data must never leave this process
         return state
     if run.status is PlanStatus.EXECUTING and run.reason is RunReason.INTERRUPTED:
-        return Crashed(name=INTERRUPTED, message=state_message(hint))
+        return Crashed(name=RunOutcome.INTERRUPTED.value, message=state_message(hint))
     return Running() if run.status is PlanStatus.EXECUTING else None
 
 
 def _matches(shown: State, wanted: State) -> bool:
-    if wanted.name == INTERRUPTED:  # a flow run that is scheduled to resume is left alone
-        return shown.name == INTERRUPTED or shown.is_scheduled() or shown.is_pending()
+    if wanted.name == RunOutcome.INTERRUPTED:  # a flow run that is scheduled to resume is left alone
+        return shown.name == RunOutcome.INTERRUPTED or shown.is_scheduled() or shown.is_pending()
     if wanted.is_running():  # the executing process must handle a cancellation
         return (not shown.is_final() and shown.name != WAITING) or shown.is_cancelled()
     return shown.type == wanted.type

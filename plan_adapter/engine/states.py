@@ -10,10 +10,8 @@ from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.model.errors import PlanAdapterError, RunFailedError, StoreError, StoreSettingsError
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import PlanRun, StepRun
-from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.status import Outcome, PlanStatus, RunOutcome, RunReason, StepStatus
 
-INTERRUPTED = "Interrupted"
-"""The state name of a flow run that no process executes any more and that can be resumed. Its type is Crashed."""
 WAITING = "Waiting"
 """The state name of a flow run that waits for an approval while no process executes it."""
 WAITING_SECONDS = 10 * 365 * 24 * 3600
@@ -30,11 +28,11 @@ def state_of_call(end: AttemptEnd) -> State:
         case "failed":
             return Failed(message=message)
         case "unknown":
-            return Failed(name="Unknown", message=message)
+            return Failed(name=RunOutcome.UNKNOWN_OUTCOME.value, message=message)
         case "cancelled":
             return Cancelled(message=message)
         case "timed_out":
-            return Failed(name="TimedOut", message=message)
+            return Failed(name=RunOutcome.TIMED_OUT.value, message=message)
 
 
 def state_of_step(step: StepRun) -> State:
@@ -42,7 +40,7 @@ def state_of_step(step: StepRun) -> State:
     if step.status is StepStatus.SKIPPED:
         return Cancelled(name="Skipped", message=_message(step.reason))
     if step.outcome is Outcome.UNKNOWN:
-        return Failed(name="Unknown", message=_message(step.error))
+        return Failed(name=RunOutcome.UNKNOWN_OUTCOME.value, message=_message(step.error))
     if step.status is StepStatus.FAILED:
         return Failed(message=_message(step.error or step.reason))
     if step.carried:
@@ -73,10 +71,8 @@ def state_of_run(run: PlanRun) -> State:
     if run.status is PlanStatus.COMPLETED:
         return Completed(message=message, data=run)
     error = RunFailedError(run)
-    if run.status is PlanStatus.CANCELLED:
-        return Cancelled(name=_state_name(run, RunReason.CANCELLED, "Cancelled"), message=message, data=error)
-    fallback = "Partial" if run.status is PlanStatus.PARTIAL else "Failed"
-    return Failed(name=_state_name(run, RunReason.STEP_FAILED, fallback), message=message, data=error)
+    state = Cancelled if run.status is PlanStatus.CANCELLED else Failed
+    return state(name=None if run.outcome is None else run.outcome.value, message=message, data=error)
 
 
 def unattended_state(run_id: str) -> State:
@@ -88,15 +84,8 @@ def unattended_state(run_id: str) -> State:
 def state_of_error(error: PlanAdapterError) -> State:
     """Return the final state of a flow run that `error` ended: Crashed if the store was lost, which fails no run, otherwise Failed."""
     if isinstance(error, StoreError) and not isinstance(error, StoreSettingsError):
-        return Crashed(name=INTERRUPTED, message=state_message(str(error)), data=error)
+        return Crashed(name=RunOutcome.INTERRUPTED.value, message=state_message(str(error)), data=error)
     return Failed(message=state_message(str(error)), data=error)
-
-
-def _state_name(run: PlanRun, plain: RunReason, fallback: str) -> str:
-    """Return the reason as a state name (`TimedOut`), or `fallback` if the reason adds nothing to the status."""
-    if run.reason is None or run.reason is plain:
-        return fallback
-    return "".join(word.capitalize() for word in run.reason.split("_"))
 
 
 def _rejection_note(run: PlanRun) -> str | None:

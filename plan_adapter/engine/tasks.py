@@ -9,6 +9,7 @@ name, the parameters, the dependencies. If a later Prefect breaks that, `task(..
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,14 +19,14 @@ from functools import cache, partial
 from typing import Any, cast
 from uuid import UUID, uuid5
 
-from prefect import Task
+from prefect import Task, get_client
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, StateDetails, TaskRun, TaskRunPolicy, TaskRunResult
 from prefect.context import FlowRunContext, TagsContext, TaskRunContext
 from prefect.events import Event
-from prefect.exceptions import MissingContextError
+from prefect.exceptions import MissingContextError, ObjectNotFound
 from prefect.logging import get_run_logger
-from prefect.states import Completed, Crashed, Pending, Running
+from prefect.states import Cancelled, Completed, Crashed, Pending, Running
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.types import DateTime
 
@@ -36,6 +37,7 @@ from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.local.crash_points import reached
 from plan_adapter.model.errors import ToolDefinitionError, ToolError
 from plan_adapter.model.record import StepRun
+from plan_adapter.model.status import RunOutcome
 
 MAX_EDGES = 1000
 """The most upstream task runs that one task run names. An event may have 1.5 MB, and the UI draws no more."""
@@ -60,6 +62,7 @@ class PrefectStepRunner:
         self._plain = plain or _needs_plain_task_runs()
         self._carried_task_runs = carried_task_runs
         self._task_run_ids: dict[str, list[UUID]] = defaultdict(list)
+        self._calls: dict[str, StepTaskRun] = {}  # those made in this start, by key
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
         """Make attempts of `call` until one succeeds or `retry_delay` returns None. Return how the last one ended."""
@@ -73,6 +76,7 @@ class PrefectStepRunner:
             timeout_seconds=call.timeout_seconds,
             tags=attempts.task.tags,
         )
+        self._calls[call.key] = run
         end = await attempts.run_in(run)
         reached("after-prefect-state")
         for key in {call.step_run.id, call.key}:
@@ -84,6 +88,16 @@ class PrefectStepRunner:
         run = self._task_run(step.id, upstream=upstream, tags=tags)
         await run.show(partial(state_of_step, step))
         self._task_run_ids[step.id].append(run.id)
+
+    async def show_undone(self, key: str) -> None:
+        """Show that what a call did is rolled back, so that its task run is not green."""
+        if (run := self._calls.get(key)) is not None and not run.is_plain:
+            run.enter(_undone())
+            return
+        task_run_id = self._task_run(key).id if run is None else run.id
+        async with get_client() as client:
+            with contextlib.suppress(ObjectNotFound):  # an earlier start showed it otherwise, such as one task run for all carried steps
+                await client.set_task_run_state(task_run_id, _undone(), force=True)
 
     async def show_carried(
         self,
@@ -118,6 +132,10 @@ def log_to_prefect(record: logging.LogRecord) -> None:
     except MissingContextError:
         return
     logger.log(record.levelno, "%s", log_text(record))
+
+
+def _undone() -> State:
+    return Cancelled(name=RunOutcome.ROLLED_BACK.value, message="what it did is undone")
 
 
 def _refuse_task_runner(flow: FlowRunContext) -> None:

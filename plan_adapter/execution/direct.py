@@ -23,6 +23,9 @@ class DirectStepRunner:
     async def show(self, step: StepRun, upstream: tuple[str, ...], *, tags: Collection[str] = ()) -> None:
         """Do nothing: events and the record show the step."""
 
+    async def show_undone(self, key: str) -> None:
+        """Do nothing: the record shows what is rolled back."""
+
     async def show_carried(
         self,
         step_ids: Sequence[str],

@@ -230,6 +230,10 @@ class StepRunner(Protocol):
         """Show a step that ended without a call: skipped (with its `reason`), carried, or without items."""
         ...
 
+    async def show_undone(self, key: str) -> None:
+        """Show that what the call with `key` did, in this start or an earlier one, is rolled back."""
+        ...
+
     async def show_carried(
         self,
         step_ids: Sequence[str],

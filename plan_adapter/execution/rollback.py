@@ -23,7 +23,7 @@ from plan_adapter.execution.rollback_status import (
 )
 from plan_adapter.execution.rollback_units import FailedUnit, by_node, rollback_graph, units_left_alone, units_to_roll_back
 from plan_adapter.execution.scope import RunScope, as_value
-from plan_adapter.execution.step import Call
+from plan_adapter.execution.step import Call, call_key
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.model import graph
 from plan_adapter.model.errors import ExpressionError
@@ -245,6 +245,9 @@ class Rollback:
             cause = ended.end.error if ended.resolution == "abort" else None
             halts = ended.end.outcome != "succeeded" and ended.source != "record"
             self._record_end(step_rollback, call.item, ended.end, halts=halts, cause=cause)
+            unit = (call.step.id, call.item)
+            if ended.end.outcome == "succeeded" and unit in self._history.succeeded:  # what failed is shown as failed
+                await self._run_step.show_undone(call_key(*unit))
         if not step_rollback.open:
             await self._close(step_rollback)
 

@@ -40,6 +40,11 @@ def why_not_met(done_when: Template, variables: Variables) -> str | None:
     return f"done_when is not met: {done_when.source}" + (f"; {used}" if used else "")
 
 
+def call_key(name: str, item: int | None) -> str:
+    """Return the unique key of a call of the step or rollback `name` within its run. An item counts from 0 here."""
+    return name if item is None else f"{name}[{item}]"
+
+
 class Call:
     """One unit of work: a step, one item of its `for_each`, or the rollback of either. Implements `ports.StepCall`."""
 
@@ -106,7 +111,7 @@ class Call:
     @property
     def key(self) -> str:
         """The unique key of the call within its run, independent of the item's label. It names files and task runs."""
-        return self._target.name if self.item is None else f"{self._target.name}[{self.item}]"
+        return call_key(self._target.name, self.item)
 
     @property
     def timeout_seconds(self) -> float | None:

@@ -119,8 +119,7 @@ class RunFailedError(PlanAdapterError):
         """Store `run`, and say how it ended and why."""
         self.run = run
         failed = [f"{step.id}: {step.error}" for step in run.steps if step.error]
-        reason = f" ({run.reason})" if run.reason else ""
-        super().__init__(f"run {run.id} of `{run.name}` ended {run.status}{reason}" + "".join(f"\n  {line}" for line in failed))
+        super().__init__(f"run {run.id} of `{run.name}` ended {run.outcome_text}" + "".join(f"\n  {line}" for line in failed))
 
 
 MAX_ERROR_CHARACTERS = 4000

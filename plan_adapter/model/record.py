@@ -17,7 +17,7 @@ from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import CallKind, Effect
 from plan_adapter.model.plan import ASK, GOAL
 from plan_adapter.model.readable import call_name, duration
-from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.model.status import Outcome, PlanStatus, RunOutcome, RunReason, StepStatus
 
 MIN_ID_CHARACTERS = 4
 """The fewest characters of the beginning of a run's id that a person may type. With fewer, a typo could select another run."""
@@ -31,6 +31,12 @@ def names_run(name: str, run_id: str) -> bool:
     """Return whether `run_id` is `name`, or begins or ends with it. A store looks runs up in the same way."""
     wanted = name.lower()
     return run_id == wanted or run_id.startswith(wanted) or (len(name) >= MIN_END_CHARACTERS and run_id.endswith(wanted))
+
+
+def short_ids(run_ids: Sequence[str]) -> dict[str, str]:
+    """Return what to show for each id: its end, or all of it if another one ends alike. `names_run` accepts both."""
+    ends = Counter(run_id[-MIN_END_CHARACTERS:] for run_id in dict.fromkeys(run_ids))
+    return {run_id: end if ends[end := run_id[-MIN_END_CHARACTERS:]] == 1 else run_id for run_id in run_ids}
 
 
 def why_too_short(name: str) -> str | None:
@@ -194,6 +200,7 @@ class StepRun:
     group: str | None = None  # the id of the step around this one: a group, or a step that runs a plan
     items: list[GroupItem] = field(default_factory=list[GroupItem])  # of a group
     plan: str = ""  # the plan that the step runs, as written
+    has_rollback: bool = False  # the step declares one
 
     @property
     def is_partly_done(self) -> bool:
@@ -215,6 +222,7 @@ class StepRun:
             metadata=dict(step.get("metadata", {})),
             group=group,
             plan=step.get("plan") or "",
+            has_rollback=step.get("rollback") is not None,
         )
 
 
@@ -296,6 +304,15 @@ class RollbackStatus:
     can_continue: bool  # whether another rollback would undo more
 
 
+_OUTCOMES_BY_REASON: dict[RunReason | None, RunOutcome] = {
+    RunReason.UNKNOWN: RunOutcome.UNKNOWN_OUTCOME,
+    RunReason.REJECTED: RunOutcome.REJECTED,
+    RunReason.EXPIRED: RunOutcome.EXPIRED,
+    RunReason.TIMED_OUT: RunOutcome.TIMED_OUT,
+    RunReason.CANCELLED: RunOutcome.CANCELLED,
+}
+
+
 @dataclass(slots=True)
 class PlanRun:
     """One execution of a plan. Only the engine writes it. The object that a run returns is its record."""
@@ -344,6 +361,24 @@ class PlanRun:
     def is_completed(self) -> bool:
         """Whether the run is completed, failed or cancelled. A partial run is not, as in the seeds."""
         return self.status in (PlanStatus.COMPLETED, PlanStatus.FAILED, PlanStatus.CANCELLED)
+
+    @property
+    def outcome(self) -> RunOutcome | None:
+        """How the run ended, in one word. None if it has not ended, unless its process died."""
+        if not self.status.has_ended:
+            return RunOutcome.INTERRUPTED if self.reason is RunReason.INTERRUPTED else None
+        if self.rollback is not None and self.reason is not RunReason.UNKNOWN:
+            is_left = any(step.has_rollback and step.attempts and not step.rolled_back for step in self.steps)
+            return RunOutcome.ROLLBACK_INCOMPLETE if is_left else RunOutcome.ROLLED_BACK
+        return _OUTCOMES_BY_REASON.get(self.reason) or RunOutcome(self.status.capitalize())
+
+    @property
+    def outcome_text(self) -> str:
+        """The outcome with the reason that it hides, such as `RolledBack (rejected)`; the status of a run that has not ended."""
+        if self.outcome is None:
+            return self.status.value
+        is_hidden = self.reason is RunReason.EXHAUSTED or (self.rollback is not None and self.reason in _OUTCOMES_BY_REASON)
+        return f"{self.outcome} ({self.reason})" if is_hidden and self.reason is not RunReason.UNKNOWN else self.outcome.value
 
     @property
     def needs_new_run(self) -> bool:

@@ -66,6 +66,22 @@ class RunReason(StrEnum):
     EXHAUSTED = "exhausted"  # a goal was not met within its budget
 
 
+class RunOutcome(StrEnum):
+    """How a run ended, in one word: the name of its state in Prefect, and the word in lists. What was undone counts before why."""
+
+    COMPLETED = "Completed"
+    FAILED = "Failed"  # and nothing completed
+    PARTIAL = "Partial"  # something completed, and stands
+    ROLLED_BACK = "RolledBack"  # every step with a rollback that did something is undone
+    ROLLBACK_INCOMPLETE = "RollbackIncomplete"
+    CANCELLED = "Cancelled"
+    REJECTED = "Rejected"
+    EXPIRED = "Expired"
+    TIMED_OUT = "TimedOut"
+    INTERRUPTED = "Interrupted"  # its process died: it has not ended and can be resumed
+    UNKNOWN_OUTCOME = "UnknownOutcome"  # a write began, and a person must say whether it was done
+
+
 class Outcome(StrEnum):
     """The outcome of an attempt, and of its step."""
 

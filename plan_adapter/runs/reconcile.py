@@ -287,7 +287,7 @@ async def _find_wrong_states(store: PlanStore) -> AsyncGenerator[Finding]:
         has_ended = run.completed_at is not None and run.completed_at >= since
         is_executed = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
         if (has_ended or is_executed) and (shown := await _reconcile_in_prefect(run, store, hint="")) is not None:
-            how = f"{run.status}" + (f" ({run.reason})" if run.reason else "") if has_ended else "executed by a running process"
+            how = run.outcome_text if has_ended else "executed by a running process"
             yield Finding("shown", run.id, run.name, f"Prefect showed {shown}, but it is {how}", is_corrected=True)
 
 

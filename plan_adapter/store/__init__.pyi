@@ -8,5 +8,6 @@ from plan_adapter.model.record import PlanSummary as PlanSummary
 from plan_adapter.model.record import RunContext as RunContext
 from plan_adapter.model.record import StepRun as StepRun
 from plan_adapter.model.status import PlanStatus as PlanStatus
+from plan_adapter.model.status import RunOutcome as RunOutcome
 from plan_adapter.model.status import RunReason as RunReason
 from plan_adapter.model.status import StepStatus as StepStatus

@@ -216,8 +216,7 @@ def _run_lines(
     rounds: "Mapping[str, Sequence[RoundRecord]]",
 ) -> list[str]:
     summary = run.summary()
-    reason = f", {run.reason}" if run.reason and run.reason.value != run.status.value else ""
-    lines = [f"# {prose(run.name)}: {run.status}{reason}", "", prose(run.description), "", f"- run: `{run.id}`"]
+    lines = [f"# {prose(run.name)}: {run.outcome_text}", "", prose(run.description), "", f"- run: `{run.id}`"]
     if run.message:
         lines.append(f"- {prose(run.message)}")
     lines.append(f"- progress: {summary.text} ({summary.progress:g} %)")
@@ -267,11 +266,9 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool, is_goal: bool) -> li
     took = f" in {duration(step.duration_ms)}" if step.started_at is not None and step.completed_at is not None and not is_resolved else ""
     tries = f", {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
     what = code(step.tool_name) if step.tool_name else f"plan {code(step.plan)}" if step.plan else "group"
-    lines = [f"{step.index + 1}. **{prose(step.id)}** {what}: {how}{took}{tries}"]
+    lines = [f"{step.index + 1}. **{prose(step.id)}** {what}: {how}{took}{tries}{', rolled back' if step.rolled_back else ''}"]
     if step.reason and (is_resolved or step.status is StepStatus.SKIPPED):
         lines.append(f"   - {prose(step.reason)}")
-    if step.rolled_back:
-        lines.append("   - rolled back")
     if step.error:
         lines.append(f"   - error: {code(_cut(step.error))}")
     if step.items:

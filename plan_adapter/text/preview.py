@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.expressions import Prediction, has_expression
+from plan_adapter.expressions import Declarations, Prediction, Template, compile_template, has_expression
 from plan_adapter.model import graph
 from plan_adapter.model.options import EFFECTS, Effect, ErrorPolicy, ExecutionOptions
 from plan_adapter.model.plan import ExecutionPlan, Permissions, Step
@@ -221,9 +221,18 @@ def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -
 
     Return None if the plan sets no `run_name`, or if the inputs do not determine it.
     """
-    template = validated.run_name
-    if template is None or inputs is None:
+    return None if validated.run_name is None or inputs is None else _resolved_name(validated.run_name, inputs)
+
+
+def name_of_run(plan: ExecutionPlan, inputs: Mapping[str, JsonValue]) -> str | None:
+    """Return what `run_name` returns, of a plan from the store, which was validated when it was saved."""
+    if plan.run_name is None:
         return None
+    template, _ = compile_template(plan.run_name, Declarations({}, plan.inputs), at="run_name")
+    return _resolved_name(template, inputs)
+
+
+def _resolved_name(template: Template, inputs: Mapping[str, JsonValue]) -> str | None:
     shown = redacted(dict(inputs), expressions=False)
     value = Prediction(cast("dict[str, JsonValue]", shown)).of(template)
     if template.texts and value == template.source:  # an expression could not be evaluated

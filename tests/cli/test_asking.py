@@ -51,7 +51,7 @@ def test_a_no_asks_for_a_reason_and_runs_nothing(terminals: list[Terminal]) -> N
     terminal.wait_for("Why not?")
     terminal.type("太危险\n")
     assert terminal.end() == 3
-    assert "cancelled (rejected)" in terminal.shown
+    assert "Rejected" in terminal.shown
     assert "✓ greet" not in terminal.shown
     assert json.loads(piped("runs", "--json").stdout)["rejection_note"] == "太危险"
 

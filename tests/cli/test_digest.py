@@ -43,7 +43,7 @@ def test_every_hint_shows_the_approve_command_with_its_digest(plan: Plan) -> Non
     for text in (first.err, plan("gates").err, plan("show", run_id).err, plan("approve", run_id, "--show").err):
         assert commands_in(text) == [command], text
     assert plan("show", run_id, "--json").run["gates"][0]["command"] == gate["command"]
-    assert gate["digest"][:12] in plan("gates").out
+    assert gate["digest"][:12] in plan("gates", "--wide").out
     assert plan(*command).code == 0
 
 

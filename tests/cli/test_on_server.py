@@ -195,7 +195,7 @@ def test_a_run_on_a_worker_is_followed_to_its_end(plan: Plan, name: str, prefect
     with worker(prefect_server, pool=name, log=tmp_path / "worker.log", environment={}):
         done = piped("run", name, "--on-server", "--input", "one=甲", "--input", "other=甲")
         assert done.returncode == 0, done.stderr.decode()
-        assert done.stdout.decode().startswith(f"{name}: completed in ")
+        assert done.stdout.decode().startswith(f"{name}: Completed in ")
         assert f" of {name}: 1 step\ntest: started\ntest: completed in " in done.stderr.decode()
         failed = plan("run", name, "--on-server", "--input", "one=甲", "--input", "other=乙", "--json")
         assert (failed.code, failed.run["status"], failed.run["steps"][0]["status"]) == (1, "failed", "failed")

@@ -130,7 +130,7 @@ def test_a_run_with_a_stale_approval_is_not_shown_as_approved(plan: Plan) -> Non
     assert plan("approve", run_id, "--yes").code == 0
     assert "(approved, not resumed yet)" in plan("runs").out
     assert plan("policy", "set", write_policy(approvers=["ana"])).code == 0
-    assert "pending_approval (the approval is stale)" in plan("runs").out
+    assert "Waiting (the approval is stale)" in plan("runs").out
     shown = plan("show", run_id).err
     assert shown == (
         f"the approval by {ME} is stale: {ME} may not answer here; only ana may; `plan resume {run_id} --offline` asks again\n"

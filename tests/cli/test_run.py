@@ -46,7 +46,7 @@ def test_a_completed_run_exits_with_0_and_prints_progress_to_stderr_and_outputs_
     result = run_offline(document(GREET, outputs={"text": "${{ steps.greet.result.text }}"}))
     assert result.code == 0
     first, second = result.out.splitlines()
-    assert first.startswith("试运行: completed in ")
+    assert first.startswith("试运行: Completed in ")
     assert first.endswith(": 1 of 1 step done")
     assert second == "text: 你好, 世界"
     lines = result.err.splitlines()
@@ -206,16 +206,20 @@ def test_runs_are_listed_newest_first(run_offline: RunOffline, plan: Plan) -> No
     assert {"id", "name", "status", "digest", "flow_run_id", "created_at"} <= listed[0].keys()
     assert [run["id"] for run in plan("runs", "--json", "--limit", "2").lines] == [failed, ids[2]]
     assert [run["id"] for run in plan("runs", "--json", "--status", "failed").lines] == [failed]
-    table = plan("runs").out.splitlines()
-    assert table[0].split() == ["RUN", "PLAN", "STATUS", "PROGRESS", "CREATED", "TOOK"]
-    assert table[1].split()[:5] == [failed, "试运行", "failed", "(step_failed)", "0"]
+    table = [line.split() for line in plan("runs").out.splitlines()]
+    assert table[0] == ["RUN", "RUNBOOK", "STATE", "DONE", "AGE"]
+    assert table[1][:4] == [failed[-6:], "试运行", "Failed", "0/1"]
+    table = [line.split() for line in plan("runs", "--wide").out.splitlines()]
+    assert table[0] == ["RUN", "RUNBOOK", "STATE", "DONE", "CREATED", "TOOK"]
+    assert table[1][:7] == [failed, "试运行", "Failed", "0", "of", "1", "step"]
+    assert plan("show", failed[-6:]).code == 0
 
 
 def test_show_finds_a_run_by_an_id_prefix(run_offline: RunOffline, plan: Plan) -> None:
     run = run_offline(document(GREET, step("b", "fail", depends_on=["greet"])), "--json").run
     result = plan("show", run["id"][:-2])
     assert result.code == 0
-    assert result.out.startswith("# 试运行: partial, step_failed")
+    assert result.out.startswith("# 试运行: Partial\n")
     assert "1. **greet** `greet`: completed in " in result.out
     assert '   - result: `{"text": "你好, 世界"}`' in result.out
     shown = plan("show", run["id"], "--json")

@@ -33,9 +33,10 @@ def test_open_gates_are_listed_newest_first_with_everything_an_answer_needs(plan
     assert [gate["run_id"] for gate in listed] == [second, first]
     assert (listed[0]["approvers"], listed[0]["known_by"], listed[0]["attended"]) == (["ana", "bo"], ["ssh_signature"], False)
     assert (listed[1]["step"], listed[1]["expires_at"], listed[1]["link"]) == (None, None, None)
-    head, *rows = plan("gates").out.splitlines()
-    assert head.split() == ["RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "APPROVERS", "WAITING"]
+    head, *rows = plan("gates", "--wide").out.splitlines()
+    assert head.split() == ["RUN", "RUNBOOK", "WAITS", "FOR", "AGE", "UNTIL", "WHO", "DIGEST", "WAITING"]
     assert rows[0].split()[0] == second
+    assert [row.split()[0] for row in plan("gates").out.splitlines()] == ["RUN", second[-6:], first[-6:]]
     assert re.search(r" in (10 min|9 min 5\d s) ", rows[0])
     assert "ana, bo, with ssh_signature" in rows[0]
     assert rows[0].split("  ")[-1].strip() == "no process"
@@ -75,7 +76,7 @@ def test_a_waiting_run_shows_its_gate_its_age_and_the_command(plan: Plan) -> Non
     )
     digest = digest_of(plan, run_id)
     assert f"--digest {digest[:12]}`, then `plan resume {run_id} --offline`; `plan gates` lists everything" in result.err
-    assert "pending_approval (no process waits)" in plan("runs").out
+    assert "Waiting for approval (no process waits)" in plan("runs").out
     assert [gate["step"] for gate in plan("show", run_id, "--json").run["gates"]] == [None]
 
 
@@ -85,7 +86,7 @@ def test_an_answer_that_no_process_picks_up_is_reported(plan: Plan) -> None:
     result = plan("show", run_id)
     assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", result.out)
     assert result.err == f"the gate was answered, but the run has no process: `plan resume {run_id} --offline`\n"
-    assert "pending_approval (approved, not resumed yet)" in plan("runs").out
+    assert "Waiting (approved, not resumed yet)" in plan("runs").out
     assert "看过了" in plan("show", run_id, "--json").run["approvals"][0]["note"]
 
 
@@ -104,7 +105,7 @@ def test_a_run_says_how_a_step_was_answered_while_no_process_waited(
     run_id = waiting_at_step(plan, **fields)
     if answer:
         plan(*answer, run_id, "--step", "a")
-    assert f"pending_approval ({shown}, not resumed yet)" in plan("runs").out
+    assert f"Waiting ({shown}, not resumed yet)" in plan("runs").out
     assert f"{shown}, but the run has no process: `plan resume {run_id} --offline`" in plan("show", run_id).err
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import pickle
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -14,10 +15,11 @@ from prefect.states import Cancelled, Cancelling
 
 from plan_adapter.engine.flow import build_flow, run_flow
 from plan_adapter.engine.flow_runs import cancellation_reason
+from plan_adapter.engine.states import state_of_run
 from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.model.errors import InvalidPlanError, NotApprovedError, RunFailedError
 from plan_adapter.model.readable import prose, safe_name
-from plan_adapter.model.record import PlanRun
+from plan_adapter.model.record import PlanRun, RollbackStatus
 from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
 from tests.engine.calls import ScriptedCall, failed, flow_run, plan_run, step_run, task_runs, validated
 
@@ -149,7 +151,7 @@ ENDS = {
         (StateType.FAILED, "TimedOut", FAILED),
     ),
     "failed in time": (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.TIMED_OUT), (StateType.FAILED, "TimedOut", FAILED)),
-    "unknown": (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.UNKNOWN), (StateType.FAILED, "Unknown", FAILED)),
+    "unknown": (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.UNKNOWN), (StateType.FAILED, "UnknownOutcome", FAILED)),
     "rejected": (plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.REJECTED), (StateType.CANCELLED, "Rejected", SKIPPED)),
     "rejected with a note": (
         plan_run(
@@ -163,6 +165,32 @@ ENDS = {
         (StateType.CANCELLED, "Cancelled", SKIPPED + ": ana: wrong host"),
     ),
 }
+
+
+UNDONE = [replace(STEPS[0], has_rollback=True, attempts=1, rolled_back=True), STEPS[1]]
+LEFT = [replace(STEPS[0], has_rollback=True, attempts=1), STEPS[1]]
+ROLLBACK: dict[str, Any] = {"rollback": RollbackStatus("it failed", can_continue=False)}
+
+OUTCOMES = {
+    "rolled back": (plan_run(UNDONE, status=PlanStatus.PARTIAL, reason=RunReason.STEP_FAILED, **ROLLBACK), "RolledBack"),
+    "rolled back after a rejection": (
+        plan_run(UNDONE, status=PlanStatus.CANCELLED, reason=RunReason.REJECTED, **ROLLBACK),
+        "RolledBack (rejected)",
+    ),
+    "not rolled back": (plan_run(LEFT, status=PlanStatus.PARTIAL, reason=RunReason.STEP_FAILED, **ROLLBACK), "RollbackIncomplete"),
+    "a rollback in the dark": (plan_run(LEFT, status=PlanStatus.PARTIAL, reason=RunReason.UNKNOWN, **ROLLBACK), "UnknownOutcome"),
+    "exhausted": (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.EXHAUSTED), "Failed (exhausted)"),
+    "interrupted": (plan_run(STEPS, status=PlanStatus.EXECUTING, reason=RunReason.INTERRUPTED), "Interrupted"),
+    "running": (plan_run(STEPS, status=PlanStatus.EXECUTING), "executing"),
+}
+
+
+@pytest.mark.parametrize(("run", "text"), OUTCOMES.values(), ids=OUTCOMES)
+def test_the_outcome_of_a_run_is_one_word_with_the_reason_that_it_hides(run: PlanRun, text: str) -> None:
+    assert run.outcome_text == text
+    assert run.outcome == (None if text == "executing" else text.partition(" ")[0])
+    if run.status.has_ended:
+        assert state_of_run(run).name == run.outcome
 
 
 COMMON_ENDS = ("completed", "failed", "partial", "rejected with a note", "unknown")

@@ -86,7 +86,7 @@ async def test_a_call_ends_in_the_state_of_its_last_attempt(run_steps: RunSteps)
     table = {
         "succeeded": (succeeded(), (StateType.COMPLETED, "Completed", "")),
         "failed": (failed(error="exit code 1"), (StateType.FAILED, "Failed", "exit code 1")),
-        "unknown": (AttemptEnd("unknown", 1, error="no answer"), (StateType.FAILED, "Unknown", "no answer")),
+        "unknown": (AttemptEnd("unknown", 1, error="no answer"), (StateType.FAILED, "UnknownOutcome", "no answer")),
         "cancelled": (AttemptEnd("cancelled", 1, error="by ana"), (StateType.CANCELLED, "Cancelled", "by ana")),
         "timed_out": (AttemptEnd("timed_out", 1, error="20 min are over"), (StateType.FAILED, "TimedOut", "20 min are over")),
         "long": (failed(error="错误：" + "长" * 5000), (StateType.FAILED, "Failed", "错误：" + "长" * 1996 + "…")),
@@ -102,7 +102,7 @@ async def test_a_step_without_a_call_is_shown_in_its_final_state(run_steps: RunS
     table = [
         (step_run("skipped", StepStatus.SKIPPED, reason="`b` failed"), (StateType.CANCELLED, "Skipped", "`b` failed")),
         (step_run("failed", StepStatus.FAILED, error="no such key"), (StateType.FAILED, "Failed", "no such key")),
-        (step_run("unknown", StepStatus.FAILED, outcome=Outcome.UNKNOWN, error="began"), (StateType.FAILED, "Unknown", "began")),
+        (step_run("unknown", StepStatus.FAILED, outcome=Outcome.UNKNOWN, error="began"), (StateType.FAILED, "UnknownOutcome", "began")),
         (step_run("carried", StepStatus.COMPLETED, carried=True), carried),
         (step_run("empty", StepStatus.COMPLETED), (StateType.COMPLETED, "Completed", "There was nothing to do: no items.")),
     ]

@@ -109,7 +109,7 @@ async def test_a_resolution_from_another_process_closes_the_form(world: UnknownO
     assert state is not None
     assert state.name == "Done"
     found = await states_of_task_runs(run, "send")
-    while not found or ("Unknown", "the line went dead") in found:
+    while not found or ("UnknownOutcome", "the line went dead") in found:
         await asyncio.sleep(0.1)  # the server stores task runs with a delay
         found = await states_of_task_runs(run, "send")
     assert found == [("Completed", "bo recorded `done` for `send`")]

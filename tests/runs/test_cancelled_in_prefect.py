@@ -126,7 +126,10 @@ async def test_open_task_runs_and_gates_of_a_killed_process_end_with_its_run(sto
         await show(run, Cancelling(message=REASON))
         await reconcile(store, with_prefect=True)
         ends = [(await client.read_task_run(task_run.id)).state, (await client.read_flow_run(gate.id)).state]
-    assert [(state.name, state.message) for state in ends if state is not None] == [("Unknown", REASON), ("Cancelled", "the run has ended")]
+    assert [(state.name, state.message) for state in ends if state is not None] == [
+        ("UnknownOutcome", REASON),
+        ("Cancelled", "the run has ended"),
+    ]
     step = (await store.run(run.id)).step("again")
     assert (step.status, step.outcome, step.error) == (StepStatus.FAILED, Outcome.UNKNOWN, REASON)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
-from plan_adapter.cli.approval_state import statuses_of
+from plan_adapter.cli.approval_state import states_of
 from plan_adapter.errors import InvalidPlanError, RunConflictError
 from plan_adapter.gates import CallbackApprover
 from plan_adapter.local.settings import Settings
@@ -124,8 +124,8 @@ async def test_queued_runs_start_in_order_and_can_be_cancelled(node: Node, any_s
         runs.append(begin(plan(name, "queue"), node, any_store))
         await waiting(any_store, number)
     _, third, _ = await waiting(any_store, 3)
-    shown = await statuses_of(await any_store.runs(), any_store, Settings())
-    assert re.fullmatch(r"executing \(waits: run \S+ of `a` has the concurrency key `web-1`\)", shown[third.id])
+    shown = await states_of(await any_store.runs(), any_store, Settings())
+    assert re.fullmatch(r"Running \(waits: run \S+ of `a` has the concurrency key `web-1`\)", shown[third.id].text)
     await acancel_run(third.id, reason="不需要了", store=any_store)
     assert ((await runs[2]).status, (await runs[2]).message) == (PlanStatus.CANCELLED, "不需要了")
     node.may_finish.set()

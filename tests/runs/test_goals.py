@@ -232,12 +232,12 @@ async def test_each_decision_call_and_check_is_a_task_run(store: PlanStore, pref
     assert [text for _, text in await logs_of(by_name["decision report[2]"], 1)] == ["confirm post(note=hello): because"]
 
 
-async def test_an_exhausted_goal_ends_its_flow_run_as_exhausted(store: PlanStore, prefect_server: Server) -> None:
+async def test_an_exhausted_goal_ends_its_flow_run_as_failed(store: PlanStore, prefect_server: Server) -> None:
     bound = bind_inputs(validate(unapproved(goal_plan(max_rounds=2)), ToolRegistry(Board().tools)))
     run = await execute_plan(bound, run_request=RunRequest(goal_model=RoundModel([reads()])), store=store)
     state = (await flow_run(UUID(run.flow_run_id))).state
     assert state is not None
-    assert (state.type.value, state.name) == ("FAILED", "Exhausted")
+    assert (state.type.value, state.name) == ("FAILED", "Failed")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import Rollback
 from plan_adapter.model.record import RollbackStatus
-from plan_adapter.model.status import RunReason
+from plan_adapter.model.status import RunOutcome, RunReason
 from plan_adapter.plans import Input, format_plan
 from plan_adapter.runs import acancel_run, aresume_run, arevise_run, arun_plan
 from plan_adapter.store import PlanStatus
@@ -23,7 +23,7 @@ from plan_adapter.text.call_text import step_gate_text
 from plan_adapter.text.plan_text import plan_gate_text
 from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
-from tests.engine.calls import task_runs
+from tests.engine.calls import flow_run, task_runs
 from tests.runs.drained import World, pool, undone
 from tests.store.conftest import on_both_databases
 
@@ -37,7 +37,8 @@ async def test_a_failed_run_is_rolled_back_and_cannot_be_resumed(any_store: Plan
     kept = await any_store.run(run.id)
     assert (kept.message, undone(kept)) == (run.message, {"one": True, "two": True, "last": False})
     assert kept.rollback == run.rollback == RollbackStatus("`last` failed: ValueError: nothing answers", can_continue=False)
-    assert format_plan(kept).count("   - rolled back\n") == 2
+    assert (run.outcome, kept.outcome) == (RunOutcome.ROLLED_BACK, RunOutcome.ROLLED_BACK)
+    assert format_plan(kept).count(", rolled back\n") == 2
     assert [(row.kind, row.step_id, row.parameters) for row in (await any_store.attempts(run.id))[-2:]] == [
         ("rollback", "two", {"node": "节点-2"}),
         ("rollback", "one", {"node": "web-1"}),
@@ -182,13 +183,20 @@ async def test_rollbacks_are_task_runs_of_the_flow_run_even_after_it_ended(prefe
     flow_run_id: Any = run.flow_run_id
     names = ["one", "two", "last", "rollback two", "rollback one"]
     runs = await task_runs(flow_run_id, names)
-    states = {name: runs[name].state_name for name in names}
-    assert states == {"one": "Completed", "two": "Completed", "last": "Failed", "rollback two": "Completed", "rollback one": "Failed"}
+    while (await task_runs(flow_run_id, names))["two"].state_name != "RolledBack":
+        await asyncio.sleep(0.1)
+    states = {name: runs[name].state_name for name in names if name != "two"}
+    assert states == {"one": "Completed", "last": "Failed", "rollback two": "Completed", "rollback one": "Failed"}
+    assert (await flow_run(flow_run_id)).state_name == "RollbackIncomplete"
     upstream = {found.id for found in runs["rollback one"].task_inputs["wait_for"]}
     assert upstream == {runs["one"].id, runs["rollback two"].id}
     world.stuck.clear()
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
     assert (later.flow_run_id, undone(later)["one"], later.status) == (run.flow_run_id, True, PlanStatus.PARTIAL)
+    while (await flow_run(flow_run_id)).state_name != "RolledBack":
+        await asyncio.sleep(0.1)
+    while {(await task_runs(flow_run_id, names))[name].state_name for name in ("one", "two")} != {"RolledBack"}:
+        await asyncio.sleep(0.1)
     while (await task_runs(flow_run_id, names))["rollback one"].state_name != "Completed":
         await asyncio.sleep(0.1)
 

@@ -354,7 +354,7 @@ class Operations:
         own_run = await end_overdue(await self._find_own_run(run), self.store)
         is_final = own_run.reason is RunReason.EXPIRED and not await can_ask_again(own_run, self.store)
         if own_run.status is PlanStatus.COMPLETED or own_run.reason is RunReason.REJECTED or is_final:
-            raise RunConflictError(f"run {own_run.id} has ended ({own_run.reason or own_run.status}): start a new one")
+            raise RunConflictError(f"run {own_run.id} has ended ({own_run.outcome_text}): start a new one")
         policy = await self.store.policy.effective(self.settings)
         refuse_operation(await self.store.get(own_run.digest), policy, by=self.agent.by, operation="resume")
         if not await self.store.gates.find(run_id=own_run.id):

@@ -12,6 +12,7 @@ from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.gate import changes_text
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.readable import as_text, cut, one_line, unescaped
+from plan_adapter.model.record import short_ids
 from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.text.listing import limits_of
 
@@ -29,8 +30,8 @@ SHOWN_CHARACTERS = 200
 """How many characters of a question are shown."""
 
 
-async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> int:
-    """List the gates that wait for an answer, newest first: since when, until when, who may answer, and whether a process is waiting.
+async def gates(*, limit: int = 100, api: bool = False, wide: bool = False, json: bool = False) -> int:
+    """List the gates that wait for an answer, newest first: for how long, until when, and who may answer.
 
     Answer with `plan approve RUN` or `plan reject RUN`, a question with `plan answer RUN STEP`, and an unknown outcome with
     `plan resolve RUN STEP`. Unknown outcomes of runs that have stopped are listed too.
@@ -38,6 +39,7 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
     Args:
         limit: Show at most this many; default: 100.
         api: List the forms in Prefect's API: for a machine that cannot reach the store.
+        wide: Show whole ids, digests, and whether a process is waiting.
         json: Print one JSON object per gate.
     """
     if limit < 1:
@@ -55,7 +57,7 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
         from plan_adapter.cli.remote import list_remotely  # only if this machine's store is not the server's
 
         return await list_remotely(settings, limit=limit, as_json=json)
-    _print_gates(found, now, changes, commands, settings, limit=limit, as_json=json)
+    _print_gates(found, now, changes, commands, settings, limit=limit, wide=wide, as_json=json)
     return ExitCode.DONE
 
 
@@ -90,6 +92,7 @@ def _print_gates(
     settings: Settings,
     *,
     limit: int,
+    wide: bool,
     as_json: bool,
 ) -> None:
     shown = found[:limit]
@@ -104,8 +107,9 @@ def _print_gates(
     if not shown:
         output.note("nothing waits for an answer")
         return
-    columns = ("RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "APPROVERS", "WAITING")
-    output.table(columns, [_row(gate, now) for gate in shown])
+    ids = {gate.run_id: gate.run_id for gate in shown} if wide else short_ids([gate.run_id for gate in shown])
+    columns = ["RUN", "RUNBOOK", "WAITS FOR", "AGE", "UNTIL", "WHO", *(["DIGEST", "WAITING"] if wide else [])]
+    output.table(columns, [[ids[gate.run_id], *_row(gate, now, wide=wide)] for gate in shown])
     for gate in shown:
         if gate.kind == "outcome":
             output.line(f"{gate.run_id} {gate_place(gate)}: `{answer_command(gate)}` records the outcome")
@@ -133,7 +137,7 @@ def _field_text(name: str, field: "Input") -> str:
     )
 
 
-def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
+def _row(gate: "Gate", now: datetime, *, wide: bool) -> list[str]:
     gate_policy = gate.gate_policy
     excluded = {} if gate_policy.self_approval else {gate_policy.revised_by: "who revised it", gate_policy.requested_by: "who started it"}
     approvers = None if gate_policy.approvers is None else [name for name in gate_policy.approvers if name not in excluded]
@@ -141,13 +145,12 @@ def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
     others = ", ".join(f"not {name}, {why}" for name, why in excluded.items() if name)
     other = f" ({others})" if others else ""
     known = f", with {' or '.join(gate_policy.known_by)}" if gate_policy.known_by is not None else ""
-    return (
-        gate.run_id,
+    cells = [
         gate.name,
         "the plan" if gate.step_id is None else gate_place(gate) + QUESTION_SUFFIXES[gate.kind],
-        gate.approval_digest[:SHOWN_DIGITS],
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),
         f"{who}{other}{known}",
-        "worker released" if gate.is_released else {True: "a process", False: "no process", None: "another host"}[gate.attended],
-    )
+    ]
+    attended = "worker released" if gate.is_released else {True: "a process", False: "no process", None: "another host"}[gate.attended]
+    return [*cells, gate.approval_digest[:SHOWN_DIGITS], attended] if wide else cells

@@ -72,7 +72,7 @@ async def promote(
     if json:
         output.json_line({**_promotion_json(source_run, promotion, warnings), "saved": version_json(saved)})
     if not json or out is not None:
-        origin = f"promoted from run {source_run.id}, {source_run.status}, {moment(source_run.completed_at)}"
+        origin = f"promoted from run {source_run.id}, {source_run.outcome_text}, {moment(source_run.completed_at)}"
         header = f"{origin}; check each input: rename it, or remove it"
         destination.write_plan(promotion.plan, comments={"": header, **promotion.comments})
     for text in (*warnings, *promotion.notes):
@@ -89,7 +89,7 @@ def _warnings(run: "PlanRun") -> list[str]:
     if run.status is PlanStatus.COMPLETED:
         return []
     if run.status is not PlanStatus.PARTIAL:
-        raise UsageError(f"run {run.id} is {run.status}: only a completed run becomes a runbook; `plan show {run.id}` shows why it is not")
+        raise UsageError(f"run {run.id} is {run.outcome_text}: only a completed run becomes a runbook; `plan show {run.id}` shows why")
     steps = ", ".join(step.id for step in run.steps if step.status is not StepStatus.COMPLETED)
     return [f"run {run.id} is only partial; nothing proves that these steps work: {steps}"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from plan_adapter.cli import output
-from plan_adapter.cli.approval_state import statuses_of
+from plan_adapter.cli.approval_state import age, states_of
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import names_of_runbook, open_store, parse_status
@@ -17,7 +17,7 @@ from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.readable import counted, duration, moment, one_line
-from plan_adapter.model.record import PlanRun
+from plan_adapter.model.record import PlanRun, short_ids
 from plan_adapter.model.status import PlanStatus
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from plan_adapter.store.proof.signed import SignedStatement
     from plan_adapter.store.proof.tombstones import Tombstone, TombstoneSignature
     from plan_adapter.store.proof.verification import Verification
+    from plan_adapter.store.store import PlanStore
 
 
 async def runs(
@@ -37,9 +38,12 @@ async def runs(
     status: str | None = None,
     runbook: Annotated[str | None, Parameter(name=("--runbook", "--name"))] = None,
     tag: list[str] | None = None,
+    wide: bool = False,
     json: bool = False,
 ) -> int:
-    """List runs, newest first; or, with `verify RUN`, check that the record of a run was not altered.
+    """List runs, those that wait for a person first, then the newest; or, with `verify RUN`, check that a record was not altered.
+
+    Every command that takes a run also takes the end of its id, as the list shows it.
 
     `plan runs verify` names the first row that was altered, inserted or deleted behind the audit log, and then exits with 1. It also exits
     with 1 for a run without an audit log, which cannot be verified. Keep the digest that it prints in another place: somebody who can write
@@ -53,7 +57,8 @@ async def runs(
         status: Show only runs with this status: pending_approval, approved, executing, completed, failed, cancelled or partial.
         runbook: Show only runs of plans with this name, also as Prefect shows it.
         tag: Show only runs of plans with this tag; may be repeated, and then a plan needs all of them.
-        json: Print one JSON object per run.
+        wide: Show whole ids, the progress in words, and when a run was created and how long it took.
+        json: Print one JSON object per run, newest first.
     """
     if action == "verify":
         if run is None:
@@ -70,22 +75,34 @@ async def runs(
         await end_expired(store)
         names = None if runbook is None else await names_of_runbook(runbook, store)
         found = await store.runs(limit=limit, status=parse_status(status), names=names, tags=tag or ())
-        statuses = {} if json else await statuses_of(found, store, settings)
-    if json:
-        for run_ in found:
-            output.json_line(run_json(run_, steps=False))
-    elif found:
-        output.table(("RUN", "PLAN", "STATUS", "PROGRESS", "CREATED", "TOOK"), [_row(run_, statuses[run_.id]) for run_ in found])
-        if any(run_.status is PlanStatus.PENDING_APPROVAL for run_ in found):
-            output.note("`plan gates` lists what waits for an answer, `plan show RUN` shows what to type")
-    else:
-        output.note("no runs" + (" match" if status or runbook or tag else " yet; `plan run plan.yaml` starts one"))
+        if json:
+            for run_ in found:
+                output.json_line(run_json(run_, steps=False))
+        elif found:
+            await _print_runs(found, store, settings, wide=wide)
+        else:
+            output.note("no runs" + (" match" if status or runbook or tag else " yet; `plan run plan.yaml` starts one"))
     return ExitCode.DONE
 
 
-def _row(run: PlanRun, status: str) -> tuple[str, ...]:
-    took = duration(run.total_duration_ms) if run.completed_at is not None and run.started_at is not None else "-"
-    return (run.id, run.name, status, run.summary().text, moment(run.created_at), took)
+async def _print_runs(found: "Sequence[PlanRun]", store: "PlanStore", settings: Settings, *, wide: bool) -> None:
+    from plan_adapter.text.preview import name_of_run  # only for lists
+
+    states, now, ids = await states_of(found, store, settings), await store.now(), short_ids([run.id for run in found])
+    named = {run.id: name_of_run(await store.get(run.digest), run.inputs) or "" for run in found}
+    has_names = any(named.values())
+    columns = ["RUN", "RUNBOOK", *(["NAME"] if has_names else []), "STATE", "DONE", *(["CREATED", "TOOK"] if wide else ["AGE"])]
+    rows = list[list[str]]()
+    for run in sorted(found, key=lambda run: not states[run.id].is_waiting):
+        summary = run.summary()
+        done = summary.text if wide else f"{summary.completed}/{summary.total_steps}"
+        took = duration(run.total_duration_ms) if run.completed_at is not None and run.started_at is not None else "-"
+        when = [moment(run.created_at), took] if wide else [age(now, run.created_at)]
+        name = [named[run.id]] if has_names else []
+        rows.append([run.id if wide else ids[run.id], run.name, *name, states[run.id].text, done, *when])
+    output.table(columns, rows)
+    if any(run.status is PlanStatus.PENDING_APPROVAL for run in found):
+        output.note("`plan gates` lists what waits for an answer, `plan show RUN` shows what to type")
 
 
 async def _verify_run(run_or_file: str, *, as_json: bool) -> int:

@@ -75,7 +75,7 @@ def test_the_error_names_the_next_command_if_no_gate_is_open(plan: Plan) -> None
     assert result.err == f"plan: step `greet` of run {run_id} does not wait yet; the plan itself does: `{command}`\n"
     run_id = plan("run", document(step("b", "fail"), **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS).run["id"]
     result = plan("approve", run_id, "--yes")
-    assert (result.code, f"run {run_id} does not wait for an answer; it is failed" in result.err) == (2, True)
+    assert (result.code, f"run {run_id} does not wait for an answer; it is Failed" in result.err) == (2, True)
     assert f"`plan resume {run_id} --offline` resumes it" in result.err
 
 

@@ -41,7 +41,7 @@ def test_a_person_at_the_terminal_sees_the_plan_and_approves_it(terminals: list[
     assert terminal.end() == 0
     assert f"the plan: approved by {os_user()} (os_user)" in terminal.shown
     assert "✓ greet" in terminal.shown
-    assert "试运行: completed in" in terminal.shown
+    assert "试运行: Completed in" in terminal.shown
 
 
 def test_a_no_asks_for_a_reason_and_runs_nothing(terminals: list[Terminal]) -> None:

@@ -54,7 +54,7 @@ def test_a_run_is_promoted_to_a_document_with_commented_inputs(plan: Plan, compl
     result = plan("promote", completed[:18], *TOOLS)
     assert result.code == 0, result.err
     lines = result.out.splitlines()
-    assert lines[0].startswith(f"# promoted from run {completed}, completed, ")
+    assert lines[0].startswith(f"# promoted from run {completed}, Completed, ")
     (comment,) = [line for line in lines if line.startswith("  # proposed: ")]
     assert "it was web-3.example.com in version 1; it was web-2.example.com in run " in comment
     assert comment.endswith("in first.parameters.who, second.parameters.who; still written out in description")
@@ -106,7 +106,7 @@ def test_a_failed_run_is_refused(plan: Plan) -> None:
     failed = plan("run", "plan.yaml", "--offline", "--json", *TOOLS).run["id"]
     result = plan("promote", failed, *TOOLS)
     assert (result.code, result.out) == (2, "")
-    assert "is failed: only a completed run becomes a runbook" in result.err
+    assert "is Failed: only a completed run becomes a runbook" in result.err
 
 
 def test_every_missing_tool_is_reported(plan: Plan, completed: str) -> None:

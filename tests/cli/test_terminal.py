@@ -143,7 +143,7 @@ def test_no_color_is_honoured(terminals: list[Terminal], monkeypatch: pytest.Mon
 def test_a_terminal_without_utf_8_gets_escapes_instead_of_a_crash() -> None:
     done = without_utf_8("run", document(GREET), "--offline", *TOOLS)
     assert done.returncode == 0
-    assert rb"\u8bd5\u8fd0\u884c: completed in" in done.stdout
+    assert rb"\u8bd5\u8fd0\u884c: Completed in" in done.stdout
 
 
 @pytest.mark.thorough

@@ -64,7 +64,7 @@ async def test_a_group_counts_as_its_items_everywhere(
     state = (await flow_run(UUID(ended.flow_run_id))).state
     assert state is not None
     assert (state.message or "").startswith(f"{text}: `nodes` failed: b: ")
-    assert await asyncio.to_thread(main, ["runs"]) == 0
+    assert await asyncio.to_thread(main, ["runs", "--wide"]) == 0
     assert f"  {text}  " in capsys.readouterr().out
 
 

@@ -9,7 +9,6 @@ name, the parameters, the dependencies. If a later Prefect breaks that, `task(..
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,12 +23,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, StateDetails, TaskRun, TaskRunPolicy, TaskRunResult
 from prefect.context import FlowRunContext, TagsContext, TaskRunContext
 from prefect.events import Event
-from prefect.exceptions import MissingContextError, ObjectNotFound
+from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Crashed, Pending, Running
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.types import DateTime
 
+from plan_adapter.engine.gate_forms import SERVER_ERRORS
 from plan_adapter.engine.internals import execute, missing_prefect_features, report_state
 from plan_adapter.engine.outgoing import log_line, log_text, run_name, state_message
 from plan_adapter.engine.states import state_of_call, state_of_carried, state_of_step
@@ -95,9 +95,11 @@ class PrefectStepRunner:
             run.enter(_undone())
             return
         task_run_id = self._task_run(key).id if run is None else run.id
-        async with get_client() as client:
-            with contextlib.suppress(ObjectNotFound):  # an earlier start showed it otherwise, such as one task run for all carried steps
+        try:
+            async with get_client() as client:
                 await client.set_task_run_state(task_run_id, _undone(), force=True)
+        except SERVER_ERRORS as error:  # the rollback goes on; the task run is missing if one stands for all carried steps
+            logging.getLogger(__name__).debug("cannot show in Prefect that %s is rolled back: %s", key, error)
 
     async def show_carried(
         self,

@@ -34,7 +34,7 @@ def names_run(name: str, run_id: str) -> bool:
 
 
 def short_ids(run_ids: Sequence[str]) -> dict[str, str]:
-    """Return what to show for each id: its end, or all of it if another one ends alike. `names_run` accepts both."""
+    """Return a short form of each id: its end, or all of it if another one ends alike. `names_run` accepts both."""
     ends = Counter(run_id[-MIN_END_CHARACTERS:] for run_id in dict.fromkeys(run_ids))
     return {run_id: end if ends[end := run_id[-MIN_END_CHARACTERS:]] == 1 else run_id for run_id in run_ids}
 

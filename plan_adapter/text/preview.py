@@ -225,7 +225,7 @@ def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -
 
 
 def name_of_run(plan: ExecutionPlan, inputs: Mapping[str, JsonValue]) -> str | None:
-    """Return what `run_name` returns, of a plan from the store, which was validated when it was saved."""
+    """Return the name of a flow run as `run_name` does, for a plan from the store, which was validated when it was saved."""
     if plan.run_name is None:
         return None
     template, _ = compile_template(plan.run_name, Declarations({}, plan.inputs), at="run_name")

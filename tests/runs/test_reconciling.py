@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -259,7 +259,11 @@ async def answer_in_form(run: PlanRun, decision: Decision = "approve") -> None:
     assert (await state_of(run)).is_running()  # and nothing runs
 
 
-@pytest.mark.parametrize("state", [Running(), Scheduled(), Pending(), Crashed()], ids=lambda state: state.name)
+# Scheduled for tomorrow: the server renames a flow run that is 15 seconds overdue to Late.
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+
+
+@pytest.mark.parametrize("state", [Running(), Scheduled(scheduled_time=TOMORROW), Pending(), Crashed()], ids=lambda state: state.name)
 async def test_a_waiting_run_is_paused_again_with_its_form(state: State, prefect_server: Server, store: PlanStore, settled: None) -> None:
     run = await waiting(store)
     assert await reconcile(store, with_prefect=True) == []

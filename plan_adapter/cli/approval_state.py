@@ -13,7 +13,14 @@ from plan_adapter.model.approvals import ANSWERED, Approval, Gate, StandingAppro
 from plan_adapter.model.readable import call_name, duration, listed, moment, one_line, prose
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunOutcome, RunReason
-from plan_adapter.text.commands import NEW_RUN_HINT, answer_command, resume_command, resume_command_after_gate
+from plan_adapter.text.commands import (
+    NEW_RUN_HINT,
+    ROLLED_BACK_HINT,
+    answer_command,
+    resume_command,
+    resume_command_after_gate,
+    rollback_command,
+)
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import Unit
@@ -79,14 +86,18 @@ class ApprovalState:
 
     def lines(self) -> list[str]:
         """Return a Markdown section; empty if nobody was ever asked."""
+        lines = [f"- {text}" for text in [*self.events(), *(gate_line(gate, self.now) for gate in self.gates)]]
+        return ["", "## Approvals", "", *lines] if lines else []
+
+    def events(self) -> list[str]:
+        """Return the answers and the versions that were replaced, oldest first, as Markdown."""
         events = [(row.at, _version_line(row)) for row in self.replaced]
         events += [
             (row.at, _answer_line(row, self.standing_approvals, self.labels))
             for row in self.answers
             if row.known_by != "not_required" or row.step_id
         ]
-        lines = [line for _, line in sorted(events, key=lambda pair: pair[0])] + [_gate_line(gate, self.now) for gate in self.gates]
-        return ["", "## Approvals", "", *lines] if lines else []
+        return [text for _, text in sorted(events, key=lambda pair: pair[0])]
 
     def hint(self) -> str | None:
         """Return the hint with the commands to type now, or None if there is nothing to do."""
@@ -102,8 +113,10 @@ class ApprovalState:
             return f"`{resume_command(run, tools=self.tools)}` asks again; completed steps are kept"
         if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
             return "this is final: `plan run` starts a new run"
-        if run.rollback is not None or any(step.rolled_back for step in run.steps):  # the rollback's own lines say what is left
-            return None
+        if run.rollback is not None and run.rollback.can_continue:
+            return f"`{rollback_command(run, tools=self.tools)}` rolls back the rest"
+        if run.rollback is not None or any(step.rolled_back for step in run.steps):
+            return ROLLED_BACK_HINT
         if run.needs_new_run:
             return NEW_RUN_HINT
         return f"`{resume_command(run, tools=self.tools)}` resumes the run; completed steps are kept"
@@ -196,10 +209,11 @@ async def states_of(runs: Sequence[PlanRun], store: "PlanStore", settings: Setti
     if any(run.completed_at is None for run in runs):
         for gate in await store.gates.find():
             gates.setdefault(gate.run_id, []).append(gate)
-    return {run.id: await _state_of(run, gates.get(run.id, []), store, settings) for run in runs}
+    return {run.id: await state_of(run, gates.get(run.id, []), store, settings) for run in runs}
 
 
-async def _state_of(run: PlanRun, gates: list[Gate], store: "PlanStore", settings: Settings) -> ListedState:
+async def state_of(run: PlanRun, gates: Sequence[Gate], store: "PlanStore", settings: Settings) -> ListedState:
+    """Return how `run` ended, or what it waits for. `gates` are its open gates."""
     if run.completed_at is None and gates:
         of_step = f"at {gate_place(gates[0])}" if len(gates) == 1 else f"at {len(gates)} gates"
         place = "for approval" if gates[0].step_id is None else of_step
@@ -223,7 +237,7 @@ async def _state_of(run: PlanRun, gates: list[Gate], store: "PlanStore", setting
 
 def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labels: "Mapping[Unit, str]") -> str:
     step = "" if row.step_id is None else f" step {prose(call_name(row.step_id, row.item, labels.get((row.step_id, row.item))))}"
-    answered = f"- {'answered' if row.result is not None else ANSWERED[row.decision]}{step} by "
+    answered = f"{'answered' if row.result is not None else ANSWERED[row.decision]}{step} by "
     if row.standing_id is None:
         return f"{answered}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_note_suffix(row.note)}"
     given = standing.get(row.standing_id)
@@ -233,10 +247,11 @@ def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labe
 
 
 def _version_line(row: "Revision") -> str:
-    return f"- version {row.number} was replaced by {prose(row.by)} at {moment(row.at)}{_note_suffix(row.note)}"
+    return f"version {row.number} was replaced by {prose(row.by)} at {moment(row.at)}{_note_suffix(row.note)}"
 
 
-def _gate_line(gate: Gate, now: datetime) -> str:
+def gate_line(gate: Gate, now: datetime) -> str:
+    """Return what an open gate waits for, since when, until when, and who may answer, as Markdown."""
     what = "of the plan" if gate.step_id is None else f"of step {prose(gate_place(gate))}"
     since = f" since {moment(gate.opened_at)} ({age(now, gate.opened_at)})"
     until = f", until {moment(gate.expires_at)} ({time_left(gate.expires_at, now)})" if gate.expires_at is not None else ""
@@ -247,7 +262,7 @@ def _gate_line(gate: Gate, now: datetime) -> str:
     }[gate.kind]
     names = gate.gate_policy.approvers
     who = "" if names is None else f"; only {listed([prose(name) for name in names], 5) or 'nobody'} may answer"
-    return f"- **{asked}**{since}{until}{who}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
+    return f"**{asked}**{since}{until}{who}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
 
 
 def _note_suffix(note: str) -> str:

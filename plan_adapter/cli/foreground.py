@@ -27,7 +27,7 @@ from plan_adapter.model.errors import LeaseLostError, RunConflictError, StoreErr
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.readable import as_text
 from plan_adapter.model.status import PlanStatus
-from plan_adapter.text.commands import NEW_RUN_HINT, resolve_command, resume_command, rollback_command
+from plan_adapter.text.commands import NEW_RUN_HINT, ROLLED_BACK_HINT, resolve_command, resume_command, rollback_command
 
 if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
@@ -317,7 +317,7 @@ def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Se
             if run.rollback is not None and run.rollback.can_continue
             else ""
         )
-        return f"`plan show {run.id}` shows what was rolled back{rest}; a run that was rolled back cannot be resumed: start a new one"
+        return f"`plan show {run.id}` shows what was rolled back{rest}; {ROLLED_BACK_HINT}"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
         return f"`plan show {run.id}` shows why; " + (NEW_RUN_HINT if run.needs_new_run else f"`{command}` resumes it")
     return f"`plan show {run.id}` shows the details"

@@ -24,14 +24,14 @@ from plan_adapter.cli.progress_lines import (
     replanning_line,
     spoken_lines,
 )
-from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end_text
+from plan_adapter.cli.run_view import STYLES, shapes
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.readable import duration, one_line, visible
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.model.status import StepStatus
+from plan_adapter.text.run_facts import mark_of, step_end_text
 
-STYLES = {StepStatus.COMPLETED: "green", StepStatus.FAILED: "red", StepStatus.SKIPPED: "yellow"}
 MAX_ID_WIDTH = 32
 
 
@@ -147,8 +147,7 @@ class LiveDisplay:
                 return
 
     def _end_lines(self, step: StepRun, known: _RunningStep | None) -> Iterator[Text]:
-        style = STYLES[step.status]
-        mark = (MARKS if self._unicode else ASCII_MARKS)[step.status]
+        style, mark = STYLES[mark_of(step)], shapes(is_unicode=self._unicode)[mark_of(step)]
         yield self._row(step, (mark, style), step_end_text(step), style="" if step.status is StepStatus.COMPLETED else style)
         if step.status is StepStatus.FAILED and known is not None:
             yield from (Text(f"    {visible(text)}", style="dim") for text in known.log)

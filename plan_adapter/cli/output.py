@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -25,7 +25,25 @@ MIN_COLUMN_WIDTH = 7
 """The width to which the other columns shrink before the first one is cut as well."""
 
 SHOWN_PLACES = 5
-"""How many steps the line about lowered effects names for each tool."""
+"""How many places a line about several warnings names for each message."""
+
+SHOWN_MESSAGES = 3
+"""How many messages a line about several warnings has."""
+
+DANGEROUS_WARNINGS = (
+    "lowered-effect",
+    "retried-write",
+    "chained-for-each-writes",
+    "secret-created-twice",
+    "open-read",
+    "nobody-may-answer",
+    "weak-proof",
+    "endless-gate",
+)
+"""The codes of warnings about damage or a missing approval, the worst first. They are printed before other warnings."""
+
+MIN_TEXT_WIDTH = 20
+"""The width to which text is wrapped on a terminal that is too narrow for its labels."""
 
 FILE_WIDTH = 100_000
 """The width of tables in files and pipes, where nothing is cut."""
@@ -94,8 +112,8 @@ def _json_default(value: object) -> str:
 
 
 def problems(found: Iterable["Problem"], *, as_json: bool, to_stdout: bool) -> None:
-    """Print each problem as `file:line:column: …`, or as a JSON object on stdout. As text, lowered effects of a file are one line."""
-    for problem in found if as_json else join_lowered_effects(found):
+    """Print each problem as a JSON object on stdout, or the lines of `in_lines`."""
+    for problem in found if as_json else in_lines(found):
         if as_json:
             json_line(problem_json(problem))
         elif to_stdout:
@@ -104,23 +122,32 @@ def problems(found: Iterable["Problem"], *, as_json: bool, to_stdout: bool) -> N
             note(str(problem))
 
 
-def join_lowered_effects(found: Iterable["Problem"]) -> "list[Problem]":
-    """Return `found` with one warning in place of all about lowered effects in the same file, at the place of the first."""
-    groups = dict[object, list["Problem"]]()
-    for number, problem in enumerate(found):
-        is_lowered = problem.code == "lowered-effect" and problem.severity == "warning"
-        groups.setdefault(problem.file if is_lowered else number, []).append(problem)
-    return [_count_lowered_effects(group) for group in groups.values()]
+def in_lines(found: Iterable["Problem"]) -> "list[Problem]":
+    """Return the problems as a person reads them: errors first, then one warning of each kind and file, the dangerous kinds first.
+
+    A warning that stands for several begins with their count, is at the place of the first, and names the places.
+    """
+    errors = list["Problem"]()
+    warnings = dict[tuple[str, str | None], list["Problem"]]()
+    for problem in found:
+        if problem.severity == "error":
+            errors.append(problem)
+        else:
+            warnings.setdefault((problem.code, problem.file), []).append(problem)
+    last = len(DANGEROUS_WARNINGS)
+    groups = sorted(warnings.items(), key=lambda item: DANGEROUS_WARNINGS.index(item[0][0]) if item[0][0] in DANGEROUS_WARNINGS else last)
+    return errors + [_as_one_warning(group) for _, group in groups]
 
 
-def _count_lowered_effects(group: "list[Problem]") -> "Problem":
+def _as_one_warning(group: "list[Problem]") -> "Problem":
     if len(group) == 1:
         return group[0]
     places = dict[str, list[str]]()
     for problem in group:
-        places.setdefault(problem.message, []).append(problem.at.removesuffix(".effect"))
-    details = "; ".join(f"{message} ({listed(steps, SHOWN_PLACES)})" for message, steps in places.items())
-    return replace(group[0], message=f"{len(group)} steps declare a lower effect than their tools: {details}")
+        places.setdefault(problem.message, []).append(problem.at)
+    messages = [f"{message} ({listed(at, SHOWN_PLACES)})" for message, at in places.items()]
+    more = f"; and {len(messages) - SHOWN_MESSAGES} more: `--json` lists them all" if len(messages) > SHOWN_MESSAGES else ""
+    return replace(group[0], message=f"{len(group)} times: {'; '.join(messages[:SHOWN_MESSAGES])}{more}")
 
 
 def problem_json(problem: "Problem") -> dict[str, Any]:
@@ -153,6 +180,48 @@ def _narrow_columns(widths: list[int], limit: int) -> None:
     while sum(widths) > limit and max(widths) > 1:
         candidates = [index for index, width in enumerate(widths) if index > 0 and width > MIN_COLUMN_WIDTH] or [widths.index(max(widths))]
         widths[max(candidates, key=lambda index: widths[index])] -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a view. On a terminal its text wraps behind its label, or behind its indent."""
+
+    text: str
+    indent: int = 0
+    style: str = ""  # of the text
+    mark: tuple[str, str] | None = None  # a shape and its style
+    label: str = ""
+    width: int = 0  # of the column of labels, in cells
+
+
+def view(lines: Iterable[Line]) -> None:
+    """Print lines to stdout: with colors and wrapped on a terminal, plain and whole in files and pipes."""
+    # Only for views.
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    screen = console(sys.stdout)
+    with writing_to_stdout():
+        for line_ in lines:
+            begin = Text(" " * line_.indent)
+            if line_.mark is not None:
+                begin.append(*line_.mark).append(" ")
+            hanging = cell_len(begin.plain)
+            if line_.label:
+                begin.append(visible(line_.label) + " " * (line_.width - cell_len(line_.label)))
+                hanging += line_.width + COLUMN_GAP
+                if cell_len(begin.plain) > hanging - COLUMN_GAP:  # a long label has a line of its own
+                    screen.print(begin, soft_wrap=True)
+                    begin = Text("")
+                begin.append(" " * (hanging - cell_len(begin.plain)))
+            text = Text(visible(line_.text), style=line_.style)
+            room = max(screen.width - hanging, MIN_TEXT_WIDTH)
+            for part in text.wrap(screen, room) if cell_len(text.plain) > room else [text]:
+                part.rstrip()
+                whole = begin + part
+                whole.rstrip()
+                screen.print(whole, soft_wrap=True)
+                begin = Text(" " * hanging)
 
 
 def folder_message(path: Path) -> str:

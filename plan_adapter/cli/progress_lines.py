@@ -6,11 +6,12 @@ from typing import Protocol
 
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import UsageError
-from plan_adapter.cli.records import event_json, gate_place, step_end_text
+from plan_adapter.cli.records import event_json, gate_place
 from plan_adapter.gates.approval import why_nobody_may_answer
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.readable import counted, duration, moment, one_line
 from plan_adapter.text.commands import answer_command
+from plan_adapter.text.run_facts import step_end_text
 
 Links = Callable[[str], list[str]]
 """Returns lines with the link to the UI page of a flow run, by its id; no lines without a UI."""

@@ -8,21 +8,14 @@ from plan_adapter.model.canonical import Change, diff_plans
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import call_name, counted, duration, is_secret_name, item_number, one_line
-from plan_adapter.model.record import PlanRun, StepRun
-from plan_adapter.model.status import Outcome, StepStatus
+from plan_adapter.model.record import PlanRun
 from plan_adapter.text.commands import answer_command
 
 if TYPE_CHECKING:
     from plan_adapter.store.plans import PlanVersion
 
-MARKS = {StepStatus.COMPLETED: "✓", StepStatus.FAILED: "✗", StepStatus.SKIPPED: "-"}
-ASCII_MARKS = {StepStatus.COMPLETED: "+", StepStatus.FAILED: "x", StepStatus.SKIPPED: "-"}
-
 SHOWN_CHARACTERS = 400
 """How many characters of a run's message its status line shows; the lines of its steps show all of it."""
-
-_STEP_ENDS = {"cancelled": "cancelled", "timed_out": "timed out"}
-"""The reasons of steps that were stopped, in words."""
 
 
 def run_json(run: PlanRun, *, steps: bool) -> dict[str, Any]:
@@ -97,18 +90,6 @@ QUESTION_SUFFIXES: dict[GateKind, str] = {"approval": "", "question": ": a quest
 def gate_place(gate: Gate) -> str:
     """Return where `gate` is: the plan, or a step and its item."""
     return "plan" if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)
-
-
-def step_end_text(step: StepRun) -> str:
-    """Return how `step` ended, in words: its duration and retries, or why it failed or was skipped."""
-    if step.status is StepStatus.SKIPPED:
-        reason = one_line(step.reason or "not reached")
-        return reason if step.is_partly_done else f"skipped: {reason}"
-    tries = f" after {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
-    if step.status is StepStatus.COMPLETED:
-        return ("carried from an earlier start of this run" if step.carried else duration(step.duration_ms)) + tries
-    how = "its outcome is unknown" if step.outcome is Outcome.UNKNOWN else _STEP_ENDS.get(step.reason or "", "failed")
-    return f"{how}{tries}: {one_line(step.error or 'no reason was given')}"
 
 
 def run_status_line(run: PlanRun) -> str:

@@ -121,6 +121,10 @@ NEW_RUN_HINT = "a resume would call nothing, because the failed items were rolle
 """The hint for a run whose failed items were rolled back, each by itself."""
 
 
+ROLLED_BACK_HINT = "a run that was rolled back cannot be resumed: start a new one"
+"""The hint for a run that was rolled back."""
+
+
 def rollback_hint(run: PlanRun) -> str:
     """Return the hint for a run that is to be rolled back, once all its outcomes are known."""
     return f"`{rollback_command(run)}` rolls the run back; to finish it instead, `{resume_command(run)}`"

@@ -31,6 +31,12 @@ class CommandResult:
         """Return the JSON object on the last line of stdout: the run."""
         return self.lines[-1]
 
+    @property
+    def next(self) -> str:
+        """Return what `plan show` says to type next, as a line, or "" if there is nothing to type."""
+        lines = self.out.splitlines(keepends=True)
+        return next((line.removeprefix("  next: ") for line in lines if line.startswith("  next: ")), "")
+
 
 Plan = Callable[..., CommandResult]
 

@@ -87,14 +87,14 @@ def test_an_open_gate_keeps_its_approvers_whatever_groups_the_resuming_process_h
     assert plan("approve", run_id, "--yes").code == 6
     result = plan("resume", run_id, "--offline", "--yes", *TOOLS)
     assert (result.code, f"{ME} may not answer here; only sre, ana may" in result.err) == (6, True)
-    assert "; only sre, ana may answer" in plan("show", run_id).out
+    assert "; only sre, ana may answer" in plan("show", run_id, "--all").out
     run_id = waiting(plan, approval={"approvers": ["others", "sre", "ana"]})
     assert "`ana` may answer as a person:" in plan("approve", run_id, "--show").out
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo", ME]}))
     assert plan("approve", run_id, "--yes").code == 0
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo"]}))
     result = plan("resume", run_id, "--offline", "--detach", *TOOLS)
-    assert (result.code, f"{ME} may not answer here; only bo, li, ana may" in plan("show", run_id).out) == (6, True)
+    assert (result.code, f"{ME} may not answer here; only bo, li, ana may" in plan("show", run_id, "--all").out) == (6, True)
 
 
 def test_doctor_lists_approvers_that_are_not_groups(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

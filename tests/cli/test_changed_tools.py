@@ -72,7 +72,7 @@ def test_resuming_after_tool_drift_waits_for_a_new_approval_and_runs_the_rest(pl
     assert "### Tools that changed" in shown
     assert "effect: read → **write**" in shown
     assert "parameter added: `快`" in shown
-    assert "version 1 was replaced by" in plan("show", run_id).out
+    assert "version 1 was replaced by" in plan("show", run_id, "--all").out
     assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
     done = plan("resume", run_id, *SHOP, "--json")
     assert (done.code, step_states(done)) == (0, {"greet": ("completed", True, 1), "ship": ("completed", False, 2)})
@@ -103,12 +103,12 @@ def test_yes_cannot_approve_tool_drift_if_the_policy_forbids_self_approval(
 
 def test_changed_code_with_the_same_definition_is_reported_but_not_refused(plan: Plan, write_tool: WriteTool) -> None:
     run_id = failed(plan)
-    assert "## Code" not in plan("show", run_id).out
+    assert "## Code" not in plan("show", run_id, "--all").out
     write_tool(FIXED)
     assert "the code of `ship` has changed since attempt 1 of `ship`\n" in plan("preview", "--resume", run_id, *SHOP[:-1]).out
     done = plan("resume", run_id, *SHOP, "--json")
     assert (done.code, step_states(done)) == (0, {"greet": ("completed", True, 1), "ship": ("completed", False, 2)})
-    assert "## Code\n\n- the code of `ship` changed between attempts 1 and 2 of `ship`\n" in plan("show", run_id).out
+    assert "## Code\n\n- the code of `ship` changed between attempts 1 and 2 of `ship`\n" in plan("show", run_id, "--all").out
     before, after = ({"step": "ship", "item": None, "attempt": number} for number in (1, 2))
     assert plan("show", run_id, "--json").run["code_changes"] == [{"tool": "ship", "before": before, "after": after}]
 

@@ -40,7 +40,7 @@ def test_every_hint_shows_the_approve_command_with_its_digest(plan: Plan) -> Non
     run_id = gate["run_id"]
     command = ["approve", run_id, "--digest", digest_of(plan, run_id)[:12]]
     assert gate["command"] == " ".join(["plan", *command])
-    for text in (first.err, plan("gates").err, plan("show", run_id).err, plan("approve", run_id, "--show").err):
+    for text in (first.err, plan("gates").err, plan("show", run_id).next, plan("approve", run_id, "--show").err):
         assert commands_in(text) == [command], text
     assert plan("show", run_id, "--json").run["gates"][0]["command"] == gate["command"]
     assert gate["digest"][:12] in plan("gates", "--wide").out

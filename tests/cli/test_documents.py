@@ -77,35 +77,49 @@ steps:
 """
 
 
-def test_lowered_effects_are_one_line_with_their_count_and_all_of_them_in_json(plan: Plan) -> None:
+def test_warnings_of_one_kind_are_one_line_with_their_count_and_all_of_them_in_json(plan: Plan) -> None:
     Path("lowered.yaml").write_text(LOWERED, encoding="utf-8")
     result = plan("validate", "lowered.yaml")
-    assert result.err == "lowered.yaml: valid (1 warning)\n"
+    assert result.err == "lowered.yaml: valid (3 warnings)\n"
     assert result.out == (
-        "lowered.yaml:5:53: warning[lowered-effect] at steps[0].effect: 3 steps declare a lower effect than their tools: "
-        "`run_command` counts as write; here it is declared as read (steps[0], steps[1]); "
-        "`run_command` counts as write; here it is declared as idempotent_write (steps[2]); "
+        "lowered.yaml:5:53: warning[lowered-effect] at steps[0].effect: 3 times: "
+        "`run_command` counts as write; here it is declared as read (steps[0].effect, steps[1].effect); "
+        "`run_command` counts as write; here it is declared as idempotent_write (steps[2].effect); "
         "make sure that the step does no more than that: it is approved with this effect\n"
     )
     problems = [json.loads(line) for line in plan("validate", "lowered.yaml", "--json").out.splitlines()][:-1]
     assert [problem["at"] for problem in problems] == [f"steps[{number}].effect" for number in range(3)]
 
 
-def test_each_file_has_its_own_line_of_lowered_effects_and_one_effect_stays_as_it_is(plan: Plan) -> None:
+def test_each_file_has_its_own_line_of_a_kind_and_one_warning_stays_as_it_is(plan: Plan) -> None:
     two = LOWERED.replace("description: b, effect: read", "description: b")
     for name, text in {"one": two.replace("effect: idempotent_write, ", ""), "two": two, "three": LOWERED}.items():
         Path(f"{name}.yaml").write_text(text, encoding="utf-8")
     lines = plan("validate", "one.yaml", "two.yaml", "three.yaml").out.splitlines()
     assert [line.partition(": warning")[0] for line in lines] == ["one.yaml:5:53", "two.yaml:5:53", "three.yaml:5:53"]
     assert "at steps[0].effect: `run_command` counts as write; here it is declared as read; make sure" in lines[0]
-    assert ["2 steps declare" in lines[1], "3 steps declare" in lines[2]] == [True, True]
+    assert [": 2 times: " in lines[1], ": 3 times: " in lines[2]] == [True, True]
 
 
-def test_lowered_effects_leave_other_problems_in_their_places(plan: Plan) -> None:
-    Path("mixed.yaml").write_text(LOWERED.replace("id: b, tool_name: run_command", "id: b, tool_name: run_comand"), encoding="utf-8")
-    lines = plan("validate", "mixed.yaml").out.splitlines()
-    assert [re.search(r"\[([a-z-]+)\]", line)[1] for line in lines] == ["lowered-effect", "unknown-tool"]  # type: ignore[index]
-    assert "2 steps declare" in lines[0]
+MIXED = """
+name: mixed
+description: Five inputs that nothing uses, a write that is repeated, a lowered effect and a mistake
+inputs: {a: {type: string}, b: {type: string}, c: {type: string}, d: {type: string}, e: {type: string}}
+steps:
+  - {id: send, tool_name: run_command, description: Send, max_retries: 2, parameters: {argv: ["true"]}}
+  - {id: look, tool_name: run_command, description: Look, effect: read, parameters: {argv: ["true"]}}
+  - {id: lost, tool_name: run_comand, description: Lost, parameters: {argv: ["true"]}}
+"""
+
+
+def test_errors_come_first_and_then_the_dangerous_warnings(plan: Plan) -> None:
+    Path("mixed.yaml").write_text(MIXED, encoding="utf-8")
+    result = plan("validate", "mixed.yaml")
+    codes = [re.search(r"\[([a-z-]+)\]", line)[1] for line in result.out.splitlines()]  # type: ignore[index]
+    assert codes == ["unknown-tool", "lowered-effect", "retried-write", "unused-input"]
+    assert "5 times: " in result.out.splitlines()[-1]
+    assert "; and 2 more: `--json` lists them all" in result.out
+    assert result.err == "mixed.yaml: invalid (1 error, 7 warnings)\n"
 
 
 def test_the_starter_plan_runs(plan: Plan) -> None:
@@ -184,7 +198,7 @@ def test_a_plan_is_read_from_stdin(plan: Plan, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_show_prints_dependencies_implied_by_references(plan: Plan, valid_plan: Path) -> None:
-    result = plan("show", valid_plan)
+    result = plan("show", valid_plan, "--all")
     assert result.code == 0
     assert "   - after `first` (by reference)" in result.out
     assert "- input `who` (string, required)" in result.out

@@ -21,10 +21,10 @@ def test_the_gate_and_the_run_show_the_folder(plan: Plan, tmp_path: Path, monkey
     work = str((tmp_path / "work").resolve())
     run_id = waiting(plan)
     assert f"- works in `{work}`\n" in plan("approve", run_id, "--show").out
-    assert f"- folder: `{work}`\n" in plan("show", run_id).out
+    assert f"- folder: `{work}`\n" in plan("show", run_id, "--all").out
     monkeypatch.setenv("PLAN_ADAPTER_FILES_ROOT", str(tmp_path))
     run_id = waiting(plan)
-    assert f"- folder: `{work}`, files in `{tmp_path.resolve()}`\n" in plan("show", run_id).out
+    assert f"- folder: `{work}`, files in `{tmp_path.resolve()}`\n" in plan("show", run_id, "--all").out
     folder = plan("show", run_id, "--json").run["folder"]
     assert (folder["path"], folder["files_root"], folder["is_moved"]) == (work, str(tmp_path.resolve()), False)
 
@@ -62,7 +62,7 @@ def test_here_asks_for_an_approval_of_the_new_folder(plan: Plan, tmp_path: Path,
     assert f"The folder of the run changed: from {work} to {elsewhere.resolve()}." in plan("approve", run_id, "--show").out.replace(
         "\\", ""
     )
-    assert "version 1 was replaced by" in plan("show", run_id).out
+    assert "version 1 was replaced by" in plan("show", run_id, "--all").out
     assert plan("approve", run_id, "--yes").code == 6  # the content changed after the approval
     assert plan("approve", run_id, "--digest", now[:12]).code == 0
     done = plan("resume", run_id, "--offline", "--json", *TOOLS)

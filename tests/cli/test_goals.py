@@ -116,7 +116,7 @@ def test_the_rounds_of_a_goal_are_shown_in_chronological_order(plan: Plan, run_w
     assert waits.code == 6, waits.err
     plan("answer", run_id, "plan_week", "met=true")
     assert run_with_model(good, "resume", run_id, "--offline", *TOOLS).code == 0
-    shown = re.sub(r" at [0-9: -]{19}| in \d+ ms|: `[{\[].*", "", plan("show", run_id).out.replace("\\", ""), flags=re.MULTILINE)
+    shown = re.sub(r" at [0-9: -]{19}| in \d+ ms|: `[{\[].*", "", plan("show", run_id, "--all").out.replace("\\", ""), flags=re.MULTILINE)
     head, _, rounds = shown.partition(" in calls of tools\n")
     assert "   - summary by the model: 好的\n" in head
     assert rounds.partition("\n\n")[0].splitlines() == [
@@ -155,7 +155,7 @@ def test_an_unattended_run_waits_for_each_write(plan: Plan, run_with_model: Any)
     result = run_with_model(good, "run", document(), "--offline", "--detach", "--json", *TOOLS)
     assert result.code == 6, result.err
     run_id = result.run["id"]
-    waiting = plan("show", run_id).out.replace("\\", "")
+    waiting = plan("show", run_id, "--all").out.replace("\\", "")
     assert "plan_week[round 2: place(task=3, day=2, slot=1)]" in waiting
     assert approve_what_was_shown(plan).code == 0
     ended = run_with_model(good, "resume", run_id, "--offline", "--json", *TOOLS)
@@ -175,7 +175,7 @@ def test_plan_answer_answers_a_question_from_the_model(plan: Plan, run_with_mode
     assert run_with_model(asking, "resume", run_id, "--offline", *TOOLS).code == 0
     (step,) = plan("show", run_id, "--json").run["steps"]
     assert step["result"]["evidence"][0]["summary"] == '{"answer":"星期二"}'
-    shown = plan("show", run_id).out.replace("\\", "")
+    shown = plan("show", run_id, "--all").out.replace("\\", "")
     assert f"   - round 1: ask_user: 哪一天？\n      - answered by {ME} (os_user) at " in shown
     assert ': `{"answer": "星期二"}`\n   - round 2: ' in shown
 
@@ -196,7 +196,7 @@ def test_the_model_sees_a_rejection(plan: Plan, run_with_model: Any) -> None:
     assert (step["reason"], step["error"]) == ("aborted", "the model gave up (refused): 不安排了")
     assert re.search(
         rf"round 2: confirm `place`: .*\n      - rejected by {ME} \(os_user\) at [^\n]*: 太早了\n   - round 3: abort",
-        plan("show", run_id).out,
+        plan("show", run_id, "--all").out,
     )
 
 
@@ -235,7 +235,7 @@ def test_preview_shows_which_tools_a_model_may_call(plan: Plan, monkeypatch: pyt
     assert "at most 5 rounds, and 1 min in calls" in shown
     assert (shown.count("找一个空位"), shown.count("任务 3 有了时间")) == (1, 1)
     assert "each call asks" in plan("preview", document(), *TOOLS).out
-    assert "`place`" in plan("show", path).out
+    assert "`place`" in plan("show", path, "--all").out
 
 
 def test_a_run_without_a_model_is_refused_before_any_gate_opens(plan: Plan, timetable: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_run_without_a_model_is_refused_before_any_gate_opens(plan: Plan, time
 def test_erased_rounds_are_shown_as_erased(plan: Plan, run_with_model: Any) -> None:
     run_id = planned(plan, run_with_model)
     assert plan("erase", run_id, "--fields", "steps.plan_week.result", "--yes").code == 0
-    shown = plan("show", run_id).out
+    shown = plan("show", run_id, "--all").out
     assert "任务 3 已安排" not in shown
     assert "   - round 1: an answer that could not be used: it was erased" in shown
     assert plan("runs", "verify", run_id).code == 0
@@ -283,4 +283,4 @@ def test_the_example_in_the_guide_works_as_described(plan: Plan, run_with_model:
     assert approve_what_was_shown(plan).code == 0
     done = run_with_model(reports, "resume", waits.run["id"], "--offline", "--json")
     assert (done.code, Path("report.txt").read_text(encoding="utf-8")) == (0, "The newest error: disk full."), done.err
-    assert "   - round 3: done: E1 shows the error, E2 the report\n      - met: " in plan("show", waits.run["id"]).out
+    assert "   - round 3: done: E1 shows the error, E2 the report\n      - met: " in plan("show", waits.run["id"], "--all").out

@@ -89,7 +89,7 @@ def test_the_resume_hint_of_an_offline_run_includes_offline(status: str, plan: P
 def test_a_resolution_is_shown_instead_of_the_duration_of_a_failed_attempt(plan: Plan) -> None:
     run_id = plan("run", document(step("lost", "get_lost")), "--offline", *TOOLS, "--json").run["id"]
     plan("resolve", run_id, "lost", "done", "--note", "我看过了")
-    shown = plan("show", run_id).out
+    shown = plan("show", run_id, "--all").out
     assert "1. **lost** `get_lost`: completed\n   - " in shown
     assert "recorded `done` for `lost` (我看过了)" in shown
 
@@ -100,13 +100,13 @@ def test_interrupted_reads_have_no_unknown_outcome(processes: Processes, plan: P
     run_id = plan("runs", "--json").lines[0]["id"]
     process.kill()
     process.wait()
-    shown = plan("show", run_id).out
+    shown = plan("show", run_id, "--all").out
     assert "outcome unknown" not in shown
     assert "interrupted; it is safe to call it again, and resuming the run does so" in shown
-    assert "plan resume" in plan("show", run_id).err
+    assert "plan resume" in plan("show", run_id).next
     cancelled = plan("cancel", run_id).out
     assert (": Cancelled: " in cancelled or ": Cancelled in " in cancelled, "(cancelled)" in cancelled) == (True, False)
-    assert "cancelled, cancelled" not in plan("show", run_id).out
+    assert "cancelled, cancelled" not in plan("show", run_id, "--all").out
     assert "cancelled (cancelled)" not in plan("runs").out
 
 
@@ -136,7 +136,7 @@ def test_the_steps_of_a_run_that_ended_at_its_gate_are_skipped_with_that_reason(
     plan(verb, run_id)
     run = plan("show", run_id, "--json").run
     assert [(step["status"], step["reason"]) for step in run["steps"]] == [("skipped", run["message"])]
-    assert "1 skipped" in plan("show", run_id).out
+    assert "1 skipped" in plan("show", run_id, "--all").out
 
 
 def test_the_status_message_names_every_failed_step(plan: Plan) -> None:
@@ -269,7 +269,7 @@ def test_after_a_failed_item_was_rolled_back_a_new_run_is_suggested(plan: Plan) 
     (run_id,) = [line["id"] for line in plan("runs", "--json").lines]
     hint = "a resume would call nothing, because the failed items were rolled back: start a new run for the items that remain\n"
     assert ended.err.endswith(f"`plan show {run_id}` shows why; {hint}")
-    assert plan("show", run_id).err == hint
+    assert plan("show", run_id).next == hint
     before = plan("show", run_id, "--json").run
     resumed = plan("resume", run_id, "--offline", *TOOLS)
     assert resumed.err.endswith(hint)
@@ -284,4 +284,4 @@ def test_after_a_failure_elsewhere_a_resume_is_suggested(plan: Plan) -> None:
     nodes = {"id": "nodes", "for_each": "${{ ['web-1'] }}", "steps": inner, "on_error": "continue", "rollback_failed": True}
     other = {"id": "other", "tool_name": "fail", "on_error": "continue"}
     run_id = plan("run", document(nodes, other), "--offline", *TOOLS, "--json").run["id"]
-    assert plan("show", run_id).err == f"`plan resume {run_id} --offline` resumes the run; completed steps are kept\n"
+    assert plan("show", run_id).next == f"`plan resume {run_id} --offline` resumes the run; completed steps are kept\n"

@@ -131,7 +131,7 @@ def test_a_run_with_a_stale_approval_is_not_shown_as_approved(plan: Plan) -> Non
     assert "(approved, not resumed yet)" in plan("runs").out
     assert plan("policy", "set", write_policy(approvers=["ana"])).code == 0
     assert "Waiting (the approval is stale)" in plan("runs").out
-    shown = plan("show", run_id).err
+    shown = plan("show", run_id).next
     assert shown == (
         f"the approval by {ME} is stale: {ME} may not answer here; only ana may; `plan resume {run_id} --offline` asks again\n"
     )
@@ -140,6 +140,6 @@ def test_a_run_with_a_stale_approval_is_not_shown_as_approved(plan: Plan) -> Non
 def test_a_gate_that_nobody_may_answer_is_reported(plan: Plan) -> None:
     assert plan("policy", "set", write_policy(approvers=["ana"])).code == 0
     run_id = plan("run", document(GREET, **NEEDS_APPROVAL, approval={"approvers": ["bo"]}), "--offline", "--json", *TOOLS).run["id"]
-    assert plan("show", run_id).err == (
+    assert plan("show", run_id).next == (
         f"nobody may answer: the plan, those around it and the policy contradict each other; `plan cancel {run_id}` ends the run\n"
     )

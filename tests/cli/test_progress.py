@@ -13,10 +13,11 @@ from plan_adapter.cli.exit_codes import ExitCode, code_of_run
 from plan_adapter.cli.foreground import choose_display
 from plan_adapter.cli.live import LiveDisplay
 from plan_adapter.cli.progress_lines import CARRIED_LINES, JsonDisplay, PlainDisplay
-from plan_adapter.cli.records import run_status_line, step_end_text
+from plan_adapter.cli.records import run_status_line
 from plan_adapter.model.approvals import Gate, GatePolicy
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
+from plan_adapter.text.run_facts import step_end_text
 from tests.cli.builders import NOW, a_run, a_step, sample_events
 
 

@@ -47,7 +47,7 @@ def test_old_runs_are_deleted_with_their_results_and_leave_tombstones(plan: Plan
     assert verified.out.endswith(f"digest {digest}\n")
     as_json = plan("runs", "verify", runs[0], "--json").run
     assert (as_json["verdict"], as_json["ok"], as_json["tombstone"]["last_digest"]) == ("pruned", True, digest)
-    shown = plan("show", runs[0])
+    shown = plan("show", runs[0], "--all")
     assert (shown.code, f"run {runs[0]} was pruned" in shown.err) == (2, True)
     assert plan("store", "verify").out == "1 run, tombstones, policy and versions of plans: intact\n"
     assert plan("prune", "--older-than", "0m", "--yes").err == "deleted 0 records\n"

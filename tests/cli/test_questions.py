@@ -34,14 +34,14 @@ def test_a_question_is_listed_answered_and_the_resumed_run_uses_the_answer(plan:
     (gate,) = plan("gates", "--json").lines
     assert (gate["asks"], gate["step"], gate["fields"]["choice"]["enum"]) == ("question", "decide", ["switch", "wait"])
     assert "decide: a question" in plan("gates").out
-    assert "**waits for an answer to the question of step decide**" in plan("show", run_id).out
+    assert "**waits for an answer to the question of step decide**" in plan("show", run_id, "--all").out
     assert "## Switch to 东站?" in plan("answer", run_id, "decide", "--show").out
     result = plan("answer", run_id, "decide", "choice=switch", "nodes=3", "--note", "说好了")
     assert (result.code, f"answered step decide of 试运行, by {ME} (os_user)" in result.out) == (0, True), result.err
     assert f"`plan resume {run_id} --offline` resumes the run" in result.err
     done = resumed(plan, run_id)
     assert (done.code, done.run["status"]) == (0, "completed")
-    shown = plan("show", run_id)
+    shown = plan("show", run_id, "--all")
     assert f"answered by {ME} (os_user)" in shown.out
     assert f"- answered step decide by {ME} (os_user) at " in shown.out
     assert '"choice": "switch"' in shown.out
@@ -86,7 +86,7 @@ def test_a_signature_covers_the_answer(plan: Plan, signer: Path, home: Path) -> 
 
 def test_the_plan_is_shown_with_its_questions(plan: Plan) -> None:
     path = document({**DECIDE, "approvers": ["duty-manager"], "expires": "skip"}, ACT, **NEEDS_APPROVAL)
-    for shown in (plan("preview", path, *TOOLS).out, plan("show", path).out):
+    for shown in (plan("preview", path, *TOOLS).out, plan("show", path, "--all").out):
         assert "**asks a person**: `duty-manager` may answer" in shown
         assert "- `choice` (怎么办, What happens now): `switch` or `wait`" in shown
         assert "if nobody answers in time: `skip`" in shown

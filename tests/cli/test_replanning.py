@@ -52,8 +52,8 @@ def test_revise_with_words_makes_a_model_replan_the_remaining_steps(plan: Plan, 
         ("again", "completed", 1),
     ]
     assert [(step["id"], step["attempts"], step["error"]) for step in shown["earlier_steps"]] == [("second", 1, "RuntimeError: 镜像不通")]
-    assert "- `second` (`fail`): did not succeed in 1 attempt: `RuntimeError: 镜像不通`" in plan("show", run_id).out
-    assert "换一个镜像再试" in plan("show", "--draft").out
+    assert "- `second` (`fail`): did not succeed in 1 attempt: `RuntimeError: 镜像不通`" in plan("show", run_id, "--all").out
+    assert "换一个镜像再试" in plan("show", "--draft", "--all").out
     assert plan("runs", "verify", run_id).code == 0
 
 

@@ -217,7 +217,7 @@ def test_runs_are_listed_newest_first(run_offline: RunOffline, plan: Plan) -> No
 
 def test_show_finds_a_run_by_an_id_prefix(run_offline: RunOffline, plan: Plan) -> None:
     run = run_offline(document(GREET, step("b", "fail", depends_on=["greet"])), "--json").run
-    result = plan("show", run["id"][:-2])
+    result = plan("show", run["id"][:-2], "--all")
     assert result.code == 0
     assert result.out.startswith("# 试运行: Partial\n")
     assert "1. **greet** `greet`: completed in " in result.out
@@ -232,7 +232,7 @@ def test_show_finds_a_run_by_an_id_prefix(run_offline: RunOffline, plan: Plan) -
 
 def test_an_ambiguous_or_unknown_run_is_refused(run_offline: RunOffline, plan: Plan) -> None:
     ids = [run_offline(document(GREET), "--json").run["id"] for _ in range(2)]
-    result = plan("show", ids[0][:5])
+    result = plan("show", ids[0][:5], "--all")
     assert result.code == 2
     assert "several runs have an id that begins or ends with" in result.err
     assert plan("show", "0000000").code == 2

@@ -34,12 +34,12 @@ def test_each_step_shows_its_resolved_parameters_attempts_and_durations(plan: Pl
     assert greeted["duration_ms"] >= 0
     assert (failed["parameters"], failed["attempts"], failed["max_attempts"]) == ({"text": "坏了"}, 3, 3)
     assert failed["outcome"] == "failed"
-    shown = plan("show", run_id).out
+    shown = plan("show", run_id, "--all").out
     assert "   - attempt 1 of 1, " in shown
     assert '   - parameters: `{"who": "世界"}`\n' in shown
     assert "   - attempt 3 of 3, " in shown
     assert plan("resume", run_id, "--offline", *TOOLS).code == 1
-    assert "   - attempt 6 (at most 3 each time the run starts), " in plan("show", run_id).out
+    assert "   - attempt 6 (at most 3 each time the run starts), " in plan("show", run_id, "--all").out
 
 
 def test_each_item_of_a_step_shows_its_own_calls(plan: Plan) -> None:
@@ -50,7 +50,7 @@ def test_each_item_of_a_step_shows_its_own_calls(plan: Plan) -> None:
     calls = plan("show", run_id, "--json").run["steps"][0]["calls"]
     shown = [(call["item"], call["label"], call["parameters"]["who"]) for call in calls]
     assert shown == [(number, name, name) for number, name in enumerate(names, start=1)]
-    shown = plan("show", run_id).out
+    shown = plan("show", run_id, "--all").out
     assert '   - item n3: parameters: `{"who": "n3"}`\n' in shown
     assert f"   - … 5 more items: `plan show {run_id} --json`\n" in shown
 
@@ -60,7 +60,7 @@ def test_a_resolved_item_names_the_person(plan: Plan) -> None:
     run_id = plan("run", document(each), "--offline", "--json", *TOOLS).run["id"]
     assert plan("resolve", run_id, "each", "done", "--item", "web-1", "--note", "看过了").code == 0
     assert plan("resolve", run_id, "each", "again", "--item", "web-2").code == 0
-    shown, calls = plan("show", run_id).out, plan("show", run_id, "--json").run["steps"][0]["calls"]
+    shown, calls = plan("show", run_id, "--all").out, plan("show", run_id, "--json").run["steps"][0]["calls"]
     assert f"   - item web-1: attempt 1 of 1, succeeded\n   - item web-1: `done`, recorded by {os_user()} (os_user): 看过了\n" in shown
     assert f"   - item web-2: `again`, recorded by {os_user()} (os_user)\n" in shown
     named = [(call["resolution"], call["by"], call["known_by"], call["note"]) for call in calls]
@@ -70,7 +70,7 @@ def test_a_resolved_item_names_the_person(plan: Plan) -> None:
 def test_an_item_without_a_label_is_shown_by_its_number_from_1(plan: Plan) -> None:
     each = step("each", "greet", parameters={"who": "x"}, for_each="${{ [[1], [2]] }}")
     run_id = plan("run", document(each), "--offline", "--yes", "--json", *TOOLS).run["id"]
-    shown = plan("show", run_id).out
+    shown = plan("show", run_id, "--all").out
     assert ("   - item 1: attempt 1 of 1, " in shown, "   - item 2: attempt 1 of 1, " in shown, "item 0" in shown) == (True, True, False)
 
 
@@ -81,7 +81,7 @@ def test_secrets_are_redacted_and_a_skipped_step_has_no_calls(plan: Plan, tmp_pa
     used = step("used", "run_command", parameters={"argv": ["echo", "${{ secrets.token }}"], "env": {"API_TOKEN": "literal-geheim"}})
     never = step("never", "greet", parameters={"who": "x"}, when="${{ false }}")
     run_id = plan("run", document(used, never), "--offline", "--yes", "--json", *TOOLS).run["id"]
-    result, shown = plan("show", run_id, "--json"), plan("show", run_id).out
+    result, shown = plan("show", run_id, "--json"), plan("show", run_id, "--all").out
     first, second = result.run["steps"]
     assert first["calls"][0]["parameters"] == {"argv": ["echo", "${{ secrets.token }}"], "env": {"API_TOKEN": "***"}}
     assert second["calls"] == []

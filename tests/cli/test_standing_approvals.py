@@ -50,7 +50,7 @@ def test_a_run_shows_its_standing_approval_and_who_gave_it(plan: Plan) -> None:
     )
     run = asyncio.run(execute_plan(bound, run_request=run_request, offline=True))
     assert run.status == "completed"
-    shown = plan("show", run.id).out
+    shown = plan("show", run.id, "--all").out
     assert f"- approved by {ME}, with the standing approval `{given['id']}`, given at " in shown
     assert f"- approved by the standing approval `{given['id']}` of 试运行, which {ME} (os_user) gave at " in shown
     assert [line.endswith("每晚") for line in shown.splitlines() if line.startswith("- approved by the standing")] == [True]

@@ -65,7 +65,7 @@ def test_a_runbook_runs_a_sub_plan(plan: Plan) -> None:
     steps = {step["id"]: step for step in plan("show", run_id, "--json").run["steps"]}
     assert steps["verify"]["result"]["marked"].startswith("北京")
     assert steps["tell"]["result"]["stdout"].startswith("moved to 北京")
-    assert "   3. **verify.mark**" in plan("show", run_id).out
+    assert "   3. **verify.mark**" in plan("show", run_id, "--all").out
 
 
 def test_a_missing_sub_plan_is_reported_at_the_line_that_names_it(plan: Plan) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from plan_adapter.gates.approval import os_user
 from plan_adapter.model.readable import moment
+from plan_adapter.text.commands import ROLLED_BACK_HINT
 from tests.cli.conftest import Plan
 from tests.cli.test_run import TOOLS, document, step
 from tests.cli.test_waiting import Processes, line_with, processes
@@ -56,14 +57,14 @@ def test_show_suggests_the_next_command_for_a_killed_run(effect: str, processes:
     process.kill()
     process.wait()
     run_id = plan("runs", "--json").lines[0]["id"]
-    hint = plan("show", run_id).err
+    hint = plan("show", run_id).next
     if effect == "read":
         ends = rf"wait until it has ended, or `plan resolve {run_id} slow again --end` ends it"
         assert hint.startswith("its process died; no outcome is unknown; the command of `slow` still runs here, pid ")
         assert hint.endswith(f" ({ends}): `plan resume {run_id} --offline` resumes the run\n")
         assert ends in plan("resume", run_id, "--offline").err
         assert "ended its command, pid " in plan("resolve", run_id, "slow", "again", "--end").out
-        assert plan("show", run_id).err == f"its process died; no outcome is unknown: `plan resume {run_id} --offline` resumes the run\n"
+        assert plan("show", run_id).next == f"its process died; no outcome is unknown: `plan resume {run_id} --offline` resumes the run\n"
         return
     pid = plan("show", run_id, "--json").run["steps"][1]["calls"][0]["command"].split("pid ")[1].split(",")[0]
     assert re.sub(r", \d+ m?s:", ":", hint) == (
@@ -149,7 +150,7 @@ def test_a_run_in_progress_has_no_unknown_outcomes(processes: Processes, plan: P
 def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
     resolve = f"record it with `plan resolve {run_id} slow done|again|abort`, then `plan cancel {run_id} --rollback --offline`\n"
-    assert resolve in plan("show", run_id).err
+    assert resolve in plan("show", run_id).next
     known, undoes = (
         "the outcome of `slow` is unknown",
         f"`plan cancel {run_id} --rollback --offline` rolls it back, if it declares a rollback\n",
@@ -161,7 +162,7 @@ def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     assert plan("resolve", run_id, "slow", "abort").err == hint
     refused = plan("resume", run_id, "--offline")
     assert (refused.code, f"`plan resolve {run_id} slow done|again`" in refused.err) == (2, True)
-    shown = plan("show", run_id)
+    shown = plan("show", run_id, "--all")
     assert "recorded `abort` for `slow`; its outcome is unknown" in shown.out
     assert shown.err == hint
     undone = plan("cancel", run_id, "--rollback", "--offline")
@@ -169,12 +170,12 @@ def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
         f"{known}, and the call is not rolled back: check it; if it was done, `plan resolve {run_id} slow done` records that, and {undoes}"
     )
     assert (undone.code, hint in undone.err, Path("prepared").exists()) == (1, True, False)
-    assert plan("show", run_id).err == hint
+    assert plan("show", run_id).next == hint
     assert "rolled back: prep; started, and possibly done: `slow`" in undone.out
     plan("resolve", run_id, "slow", "done")
     undone = plan("cancel", run_id, "--rollback", "--offline")
     assert (undone.code, Path("slow-undone").exists()) == (0, True)
-    assert plan("show", run_id).err == ""
+    assert plan("show", run_id).next == f"{ROLLED_BACK_HINT}\n"
 
 
 def test_an_unknown_outcome_is_shown_even_with_nothing_else_to_undo(plan: Plan) -> None:
@@ -195,7 +196,7 @@ def test_an_outcome_can_still_be_recorded_after_abort_and_the_run_resumes(plan: 
     assert (result.code, result.err) == (0, f"`plan resume {run_id} --offline` resumes the run\n")
     again = plan("resolve", run_id, "slow", "again")
     assert (again.code, "is not unknown" in again.err) == (2, True)
-    assert plan("show", run_id).err == f"`plan resume {run_id} --offline` resumes the run; completed steps are kept\n"
+    assert plan("show", run_id).next == f"`plan resume {run_id} --offline` resumes the run; completed steps are kept\n"
     resumed = plan("resume", run_id, "--offline", "--json")  # the call runs again and times out again
     assert (resumed.code, resumed.run["steps"][1]["attempts"]) == (7, 3)
 
@@ -218,13 +219,13 @@ def test_every_hint_of_a_run_to_be_rolled_back_suggests_the_rollback(is_killed: 
         _, stderr = process.communicate()
         assert stderr.splitlines()[-1].endswith(f"record the outcome with {resolve}")
         assert f"rolled back: nothing, because the outcome of `slow` is unknown: {resolve}" in plan("show", run_id, "--json").run["message"]
-    assert plan("show", run_id).err.endswith(f"record it with {resolve}\n")
+    assert plan("show", run_id).next.endswith(f"record it with {resolve}\n")
     assert f"then {undo}" in plan("cancel", run_id, "--rollback", "--offline").err
     hint = f"{undo} rolls the run back; to finish it instead, {finish}\n"
     assert plan("resolve", run_id, "slow", "done", "--end").err.endswith(hint)
-    assert plan("show", run_id).err == hint
+    assert plan("show", run_id).next == hint
     assert plan("cancel", run_id, "--rollback", "--offline").code == 0
-    assert (Path("prepared").exists(), Path("slow-undone").exists(), plan("show", run_id).err) == (False, True, "")
+    assert (Path("prepared").exists(), Path("slow-undone").exists(), plan("show", run_id).next) == (False, True, f"{ROLLED_BACK_HINT}\n")
 
 
 def test_after_a_timeout_the_recorded_outcome_suggests_the_rollback_first(plan: Plan) -> None:

@@ -60,7 +60,7 @@ def test_hints_say_who_may_approve_if_the_current_user_may_not(plan: Plan, appro
     command = f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`"
     who = "" if reason is None else f"; {reason}"
     assert plan("gates").err == f"{command} answers the first one{who}\n"
-    assert plan("show", run_id).err.startswith(f"waiting for an approval{who}: {command}, then ")
+    assert plan("show", run_id).next.startswith(f"waiting for an approval{who}: {command}, then ")
 
 
 def test_an_empty_store_has_no_open_gates(plan: Plan) -> None:
@@ -70,7 +70,7 @@ def test_an_empty_store_has_no_open_gates(plan: Plan) -> None:
 
 def test_a_waiting_run_shows_its_gate_its_age_and_the_command(plan: Plan) -> None:
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 600_000})
-    result = plan("show", run_id)
+    result = plan("show", run_id, "--all")
     assert re.search(
         r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process is waiting", result.out
     )
@@ -83,7 +83,7 @@ def test_a_waiting_run_shows_its_gate_its_age_and_the_command(plan: Plan) -> Non
 def test_an_answer_that_no_process_picks_up_is_reported(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("approve", run_id, "--note", "看过了", "--yes")
-    result = plan("show", run_id)
+    result = plan("show", run_id, "--all")
     assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", result.out)
     assert result.err == f"the gate was answered, but the run has no process: `plan resume {run_id} --offline`\n"
     assert "Waiting (approved, not resumed yet)" in plan("runs").out
@@ -106,7 +106,7 @@ def test_a_run_says_how_a_step_was_answered_while_no_process_waited(
     if answer:
         plan(*answer, run_id, "--step", "a")
     assert f"Waiting ({shown}, not resumed yet)" in plan("runs").out
-    assert f"{shown}, but the run has no process: `plan resume {run_id} --offline`" in plan("show", run_id).err
+    assert f"{shown}, but the run has no process: `plan resume {run_id} --offline`" in plan("show", run_id).next
 
 
 def test_an_answer_at_the_wrong_place_says_what_waits(plan: Plan) -> None:
@@ -136,10 +136,10 @@ def test_requested_changes_are_shown_wherever_the_run_is_shown(plan: Plan) -> No
     run_id = waiting(plan)
     plan("reject", run_id, "--changes", "--note", "greet everybody")
     both = f"`plan revise {run_id} FILE` submits a new version; `plan resume {run_id} --offline` asks about this one again"
-    assert "greet everybody" in plan("show", run_id).out
+    assert "greet everybody" in plan("show", run_id, "--all").out
     assert "changes requested, not resumed yet" in plan("runs").out
-    for arguments in (("show", run_id), ("approve", run_id)):
-        assert both in plan(*arguments).err
+    assert both in plan("show", run_id).next
+    assert both in plan("approve", run_id).err
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_run_whose_process_died_before_its_gate_shows_what_it_waits_for(
 
     run_id = asyncio.run(create())
     assert f"({status}, not resumed yet)" in plan("runs").out
-    assert hint.format(run_id).replace(" --offline", "") in plan("show", run_id).err
+    assert hint.format(run_id).replace(" --offline", "") in plan("show", run_id).next
 
 
 @pytest.mark.parametrize("verb", ["gates", "runs"])
@@ -204,7 +204,7 @@ async def open_many(count: int) -> None:
 def test_two_open_gates_show_both_commands(plan: Plan) -> None:
     run_id = waiting(plan)
     asyncio.run(open_many(1))
-    assert f"`, `plan approve {run_id} --step step-0 --digest {'d' * 12}`; `plan gates` lists" in plan("show", run_id).err
+    assert f"`, `plan approve {run_id} --step step-0 --digest {'d' * 12}`; `plan gates` lists" in plan("show", run_id).next
 
 
 @pytest.mark.thorough
@@ -227,7 +227,7 @@ def test_gates_are_shown_in_json_events(plan: Plan) -> None:
 def test_an_approval_that_is_valid_again_closes_the_reopened_gate(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME]}))
     run_id = waiting(plan, approval={"approvers": ["sre"]})
-    assert f"; only {ME} may answer; no process is waiting" in plan("show", run_id).out
+    assert f"; only {ME} may answer; no process is waiting" in plan("show", run_id, "--all").out
     assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"]}))
     assert resumed(plan, run_id).code == 6  # the approval is stale, so the gate opens again

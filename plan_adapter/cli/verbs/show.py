@@ -4,21 +4,29 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from plan_adapter.cli import output
-from plan_adapter.cli.approval_state import ApprovalState, approval_state_of
+from plan_adapter.cli.approval_state import ApprovalState, approval_state_of, gate_line, state_of
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
+from plan_adapter.cli.run_view import ViewedRun, run_lines
 from plan_adapter.cli.sources import STDIN, STORE_PREFIX, is_stored, open_store, plan_of
 from plan_adapter.gates.tool_changes import CodeChange, code_changes
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.errors import RunConflictError, StoreError
-from plan_adapter.model.readable import code, counted, item_number, unescaped
+from plan_adapter.model.readable import code, counted, item_number, one_line, unescaped
 from plan_adapter.text.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
+from plan_adapter.text.preview import name_of_run
+from plan_adapter.text.run_facts import RunFacts, run_facts
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from plan_adapter.model.approvals import Gate
     from plan_adapter.model.plan import ExecutionPlan, Step
     from plan_adapter.model.record import Attempt, PlanRun, Receipt
     from plan_adapter.model.rounds import RoundRecord
@@ -27,19 +35,28 @@ if TYPE_CHECKING:
 SHOWN_CHARACTERS = 500
 """How many characters of an error are shown."""
 
+SHOWN_GATES = 5
+"""How many open gates of a run are shown."""
 
-async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: bool = False) -> int:
-    """Show a plan with all its dependencies, or a run with its steps, their results and its approvals.
+SHOWN_APPROVALS = 5
+"""How many approvals and answers of a run are shown, the newest ones. `--all` shows all of them."""
 
-    For a run it also shows how each step was called (secrets masked), on which attempt and for how long, steps of earlier versions of the
-    plan that had started, and where the code of a tool changed between attempts.
+
+async def show(
+    plan_or_run: str | None = None, /, *, all_: Annotated[bool, Parameter(name="--all")] = False, draft: bool = False, json: bool = False
+) -> int:
+    """Show a plan with all its dependencies, or a run: how it ended or what it asks, why, what to type next, and its steps and items.
+
+    With `--all`, a run is shown with everything that is recorded: parameters (secrets masked), results, every attempt, and where the code
+    of a tool changed between attempts.
 
     Args:
         plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run, its beginning or end, `last`, or
             a plan's digest.
+        all_: Show everything that is recorded of a run, as Markdown.
         draft: Show the draft with that id, with every question to the model and its answer; without an id, list the newest drafts.
-        json: Print one JSON object; a run has its `steps` with their `calls` and `rounds`, open `gates`, `approvals`, `code_changes` and
-            `earlier_steps`.
+        json: Print one JSON object; a run has its `steps` with their `calls` and `rounds`, open `gates`, `approvals`, `code_changes`,
+            `earlier_steps` and what to type `next`.
     """
     if draft:
         await _show_drafts(plan_or_run, as_json=json)
@@ -48,7 +65,7 @@ async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: 
         raise UsageError("show what? a plan, a run, or `--draft` for the newest drafts")
     found = await _find(plan_or_run)
     if isinstance(found, ShownRun):
-        _show_run(found, as_json=json)
+        _show_run(found, as_json=json, shows_all=all_)
         return ExitCode.DONE
     plan_object = _plan_json(found, plan_digest(found))  # raises the problems of the plan's document: with problems it has no digest
     if json:
@@ -83,9 +100,12 @@ class ShownRun:
     calls: dict[str, list[StepCallRecord]]
     rounds: "dict[str, list[RoundRecord]]"  # of its goals
     earlier: list[dict[str, Any]]  # steps of earlier versions that the plan no longer has
+    facts: RunFacts
+    listed: str  # its outcome, or what it waits for
+    next_text: str | None  # what to type
 
 
-def _show_run(found: ShownRun, *, as_json: bool) -> None:
+def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
     state, run = found.state, found.state.run
     if as_json:
         gates, answers = (
@@ -98,15 +118,43 @@ def _show_run(found: ShownRun, *, as_json: bool) -> None:
             step["calls"] = [{**asdict(call), "item": item_number(call.item)} for call in found.calls.get(step["id"], ())]
             if step["id"] in found.rounds:
                 step["rounds"] = [asdict(round_) for round_ in found.rounds[step["id"]]]
-        output.json_line({**shown, "gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier})
+        more = {"gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier, "next": found.next_text}
+        output.json_line({**shown, **more})
+        return
+    if not shows_all:
+        output.view(run_lines(_viewed(found)))
         return
     changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
-    removed = ["", "## Steps of earlier versions", "", *map(_earlier_step_line, found.earlier)] if found.earlier else []
+    removed = (
+        ["", "## Steps of earlier versions", "", *(f"- {_earlier_step_line(step)}" for step in found.earlier)] if found.earlier else []
+    )
     record = format_plan(run, standing=state.used_standing_approval, calls=found.calls, rounds=found.rounds)
     text = "\n".join([record.rstrip("\n"), *removed, *changed, *state.lines()])
     output.line(unescaped(text) if output.is_terminal(sys.stdout) else text)
-    if (hint := state.hint()) is not None:
-        output.note(hint)
+    if found.next_text is not None:
+        output.note(found.next_text)
+
+
+def _viewed(found: ShownRun) -> ViewedRun:
+    state = found.state
+    answers = [unescaped(text) for text in state.events()]
+    notes = [*map(_earlier_step_line, found.earlier), *(str(change) for change in found.code)]
+    return ViewedRun(
+        facts=found.facts,
+        state=found.listed,
+        asked=[text for gate in state.gates[:SHOWN_GATES] for text in _asked_lines(gate, state.now)],
+        next_text=found.next_text,
+        approvals=answers[-SHOWN_APPROVALS:],
+        notes=[unescaped(note) for note in notes],
+        now=state.now,
+    )
+
+
+def _asked_lines(gate: "Gate", now: "datetime") -> list[str]:
+    """Return what a gate asks, and since when."""
+    what = one_line(gate.description)
+    waits = unescaped(gate_line(gate, now)).replace("**", "")
+    return [what, waits] if gate.step_id is not None and what else [waits]
 
 
 def _earlier_steps(run: "PlanRun", attempts: "list[Attempt]", receipts: "list[Receipt]") -> list[dict[str, Any]]:
@@ -120,7 +168,7 @@ def _earlier_steps(run: "PlanRun", attempts: "list[Attempt]", receipts: "list[Re
 
 def _earlier_step_line(step: dict[str, Any]) -> str:
     error = f": {code(step['error'][:SHOWN_CHARACTERS])}" if step["error"] else ""
-    return f"- {code(step['id'])} ({code(step['tool_name'])}): did not succeed in {counted(step['attempts'], 'attempt')}{error}"
+    return f"{code(step['id'])} ({code(step['tool_name'])}): did not succeed in {counted(step['attempts'], 'attempt')}{error}"
 
 
 def _code_change_json(change: CodeChange) -> dict[str, Any]:
@@ -144,11 +192,15 @@ async def _find(source: str) -> "ExecutionPlan | ShownRun":
             run = await end_overdue(await store.run(source), store)
             attempts = await store.attempts(run.id)
             receipts = await store.receipts(run.id)
-            calls = calls_of(run, attempts, receipts, await store.outcomes.commands(run.id))
+            commands = await store.outcomes.commands(run.id)
+            calls = calls_of(run, attempts, receipts, commands)
             earlier = _earlier_steps(run, attempts, receipts)
             state = await approval_state_of(run, store, settings)
             rounds = rounds_of(receipts, attempts, state.answers)
-            return ShownRun(state, code_changes(attempts), calls, rounds, earlier)
+            listed = await state_of(run, state.gates, store, settings)
+            run_name = name_of_run(await store.get(run.digest), run.inputs)
+            facts = run_facts(run, attempts, receipts, commands, run_name=run_name, is_waiting=bool(state.gates))
+            return ShownRun(state, code_changes(attempts), calls, rounds, earlier, facts, listed.text, state.hint())
         except RunConflictError as no_run:
             if not is_stored(source):
                 raise UsageError(f"`{source}` is not a file, and {no_run}") from no_run

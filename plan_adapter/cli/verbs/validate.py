@@ -33,8 +33,6 @@ def validate(*plans: Annotated[str, Parameter(name="PLAN")], tools: list[str] | 
     failed = False
     for source in [document for name in plans for document in _expand_folder(name)]:
         found = _find_problems(source, registry)
-        if not json:
-            found = output.join_lowered_effects(found)  # each printed line counts once
         errors = sum(problem.severity == "error" for problem in found)
         failed = failed or errors > 0
         output.problems(found, as_json=json, to_stdout=True)

@@ -1,0 +1,153 @@
+"""How `plan show` lays out the facts of a run: the outcome, the cause and what to type first, then one line for each step and item."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import age
+from plan_adapter.cli.output import Line
+from plan_adapter.model.readable import duration, listed, moment
+from plan_adapter.text.run_facts import ItemFacts, Mark, RunFacts, StepFacts
+
+SHAPES: Mapping[Mark, str] = {
+    Mark.DONE: "✓",
+    Mark.FAILED: "✗",
+    Mark.UNDONE: "↶",
+    Mark.UNKNOWN: "?",
+    Mark.RUNNING: "▶",
+    Mark.WAITING: "⏸",
+    Mark.SKIPPED: "-",
+    Mark.PENDING: "·",
+}
+ASCII_SHAPES: Mapping[Mark, str] = {
+    Mark.DONE: "+",
+    Mark.FAILED: "x",
+    Mark.UNDONE: "<",
+    Mark.UNKNOWN: "?",
+    Mark.RUNNING: ">",
+    Mark.WAITING: "=",
+    Mark.SKIPPED: "-",
+    Mark.PENDING: ".",
+}
+STYLES: Mapping[Mark, str] = {
+    Mark.DONE: "green",
+    Mark.FAILED: "red",
+    Mark.UNDONE: "magenta",
+    Mark.UNKNOWN: "bold yellow",
+    Mark.RUNNING: "cyan",
+    Mark.WAITING: "yellow",
+    Mark.SKIPPED: "yellow",
+    Mark.PENDING: "dim",
+}
+
+MAX_NAME_CELLS = 24
+"""How wide the column of steps or items may be. A longer name has a line of its own."""
+
+SHOWN_ITEMS = 20
+"""How many items of a step are shown. The failed and the unfinished ones come first."""
+
+SHOWN_CALLS = 8
+"""How many calls the line about what is left behind names for each kind."""
+
+
+def shapes(*, is_unicode: bool) -> Mapping[Mark, str]:
+    """Return the shape of each mark, in characters that the stream has."""
+    return SHAPES if is_unicode else ASCII_SHAPES
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedRun:
+    """A run, and what its view adds to the facts."""
+
+    facts: RunFacts
+    state: str  # its outcome, or what it waits for
+    asked: Sequence[str]  # what its open gates ask
+    next_text: str | None  # what to type
+    approvals: Sequence[str]
+    notes: Sequence[str]  # steps of earlier versions, changed code
+    now: datetime
+
+
+def run_lines(run: ViewedRun) -> list[Line]:
+    """Return the view of a run, line by line."""
+    view = _RunView(run, shapes(is_unicode=output.is_unicode(sys.stdout)))
+    return [*view.head(), *view.about(), Line(""), *view.steps(), *view.end()]
+
+
+class _RunView:
+    def __init__(self, run: ViewedRun, marks: Mapping[Mark, str]) -> None:
+        self._run, self._facts, self._marks = run, run.facts, marks
+
+    def head(self) -> Iterator[Line]:
+        """Yield what a person needs at once."""
+        facts = self._facts
+        ended = f", {age(self._run.now, facts.ended_at)} ago" if facts.ended_at is not None else ""
+        name = facts.name if facts.run_name in (None, facts.name) else f"{facts.name} ({facts.run_name})"
+        yield Line(f"{self._marks[facts.mark]} {self._run.state}: {name}{ended}", style=f"bold {STYLES[facts.mark]}")
+        if facts.cause is not None:
+            yield Line(facts.cause, indent=2)
+        for text in self._run.asked:
+            yield Line(text, indent=2)
+        for name, value in facts.outputs.items():
+            yield Line(f"{name}: {value}", indent=2)
+        for left in facts.left_behind:
+            calls = f": {listed(left.calls, SHOWN_CALLS)}" if left.calls else ""
+            yield Line(f"{left.what}{calls}", indent=2, style=STYLES[Mark.UNKNOWN])
+        if facts.mark is Mark.UNDONE and not facts.left_behind:
+            yield Line("nothing is left behind: everything that was done is undone", indent=2)
+        if self._run.next_text is not None:
+            yield Line(f"next: {self._run.next_text}", indent=2, style="bold")
+
+    def about(self) -> Iterator[Line]:
+        """Yield when, by whom, with what and approved by whom."""
+        facts = self._facts
+        by = f" by {facts.requested_by}" if facts.requested_by else ""
+        started = f", started {moment(facts.started_at)}{by}" if facts.started_at is not None else f"{by}, not started"
+        took = f", took {duration(facts.duration_ms)}" if facts.started_at is not None and facts.ended_at is not None else ""
+        yield Line("")
+        yield Line(f"run {facts.id}{started}{took}", indent=2, style="dim")
+        if facts.inputs:
+            yield Line("; ".join(f"{name}: {value}" for name, value in facts.inputs.items()), indent=2, style="dim")
+        for text in self._run.approvals:
+            yield Line(text, indent=2, style="dim")
+
+    def steps(self) -> Iterator[Line]:
+        """Yield a line for each step and item."""
+        width = _column([step.id for step in self._facts.steps])
+        for step in self._facts.steps:
+            yield from self._step(step, width)
+
+    def _step(self, step: StepFacts, width: int) -> Iterator[Line]:
+        indent = 2 * step.depth
+        what = step.detail or ("running" if step.mark is Mark.RUNNING else step.what)
+        style = "" if step.mark is Mark.DONE else STYLES[step.mark]
+        yield Line(what, indent=indent, label=step.id, width=width, mark=(self._marks[step.mark], STYLES[step.mark]), style=style)
+        order = sorted(step.items, key=lambda item: item.mark is Mark.DONE) if len(step.items) > SHOWN_ITEMS else step.items
+        labels = _column([item.label for item in order[:SHOWN_ITEMS]])
+        for item in order[:SHOWN_ITEMS]:
+            yield self._item(item, indent + 4, labels)
+        if len(order) > SHOWN_ITEMS:
+            rest = order[SHOWN_ITEMS:]
+            done = sum(item.mark is Mark.DONE for item in rest)
+            yield Line(f"{len(rest)} more items, {done} of them done", indent=indent + 4, style="dim")
+
+    def _item(self, item: ItemFacts, indent: int, width: int) -> Line:
+        calls = "  ".join(f"{self._marks[call.mark]} {call.step_id}" for call in item.calls)
+        text = ": ".join(part for part in (calls, item.detail) if part)
+        style = "" if item.mark is Mark.DONE else STYLES[item.mark]
+        return Line(text, indent=indent, label=item.label, width=width, mark=(self._marks[item.mark], STYLES[item.mark]), style=style)
+
+    def end(self) -> Iterator[Line]:
+        """Yield what else there is to know."""
+        for text in self._run.notes:
+            yield Line(text, indent=2)
+        yield Line("")
+        yield Line(f"{self._facts.progress}; `--all` shows parameters, results and every attempt", style="dim")
+
+
+def _column(names: Sequence[str]) -> int:
+    from rich.cells import cell_len  # only for tables
+
+    return min(max((cell_len(name) for name in names), default=0), MAX_NAME_CELLS)

@@ -1,0 +1,186 @@
+"""Tests of `plan show RUN`: what a person at 80 or 140 columns reads of a run, first line first."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.cli import output
+from plan_adapter.cli.run_view import ASCII_SHAPES, SHAPES, STYLES
+from plan_adapter.gates.approval import os_user
+from plan_adapter.text.run_facts import Mark
+from tests.cli.conftest import Plan
+from tests.cli.gated import resumed, signer
+from tests.cli.test_questions import asking
+from tests.cli.test_run import TOOLS, document, step
+from tests.cli.test_unknown_outcomes import slow
+
+__all__ = ["signer"]
+
+RESTART = """
+name: rolling-restart
+description: 逐个重启节点
+inputs: {{nodes: {{type: array, items: string, default: [web-1, 数据库-2, web-3]}}}}
+run_name: restart ${{{{ inputs.nodes.join(', ') }}}}
+options: {{require_approval: false}}
+steps:
+  - id: look
+    tool_name: run_command
+    effect: read
+    parameters: {{argv: [echo, three nodes]}}
+  - id: nodes
+    depends_on: [look]
+    for_each: ${{{{ inputs.nodes }}}}
+    rollback_failed: {undoes}
+    steps:
+      - id: drain
+        tool_name: run_command
+        effect: idempotent_write
+        parameters: {{argv: [echo, drained]}}
+        {rollback}
+      - id: healthy
+        tool_name: bash
+        effect: read
+        depends_on: [drain]
+        parameters:
+          command: 'if [ "$NODE" = web-3 ]; then echo "connect to $NODE port 8080 refused" >&2; exit 7; fi; echo 200 OK'
+          env: {{NODE: "${{{{ item }}}}"}}
+  - {{id: notify, tool_name: run_command, depends_on: [nodes], parameters: {{argv: [echo, done]}}}}
+"""
+UNDRAIN = "rollback: {tool_name: run_command, parameters: {argv: [echo, undrained]}}"
+
+
+def restart(plan: Plan, *, rolls_back: bool) -> str:
+    """Return the id of a run that failed at its third node."""
+    text = RESTART.format(undoes=str(rolls_back).lower(), rollback=UNDRAIN if rolls_back else "").replace(
+        "    rollback_failed: false\n", ""
+    )
+    Path("restart.yaml").write_text(text, encoding="utf-8")
+    return plan("run", "restart.yaml", "--offline", "--yes", "--json").run["id"]
+
+
+def shown(plan: Plan, *, width: int = 80) -> str:
+    """Return how the newest run is shown on a terminal that is `width` columns wide, with what differs between runs replaced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "FILE_WIDTH", width)
+        text = plan("show", "last").out
+    for pattern, name in (
+        (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "<id>"),
+        (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "<moment>"),
+        (r"\b[\d.]+ (ms|s)\b", "<time>"),
+        (rf"\b{os_user()}\b", "<me>"),
+        (r"digest [0-9a-f]{12}", "digest <digest>"),
+    ):
+        text = re.sub(pattern, name, text)
+    return text
+
+
+FAILED_AND_UNDONE = """\
+↶ RolledBack: rolling-restart (restart web-1, 数据库-2, web-3), <time> ago
+  `nodes` failed: web-3: `healthy` failed: `bash` ended with exit code 7:
+  connect to web-3 port 8080 refused
+  nothing is left behind: everything that was done is undone
+  next: a run that was rolled back cannot be resumed: start a new one
+
+  run <id>, started <moment> by <me>,
+  took <time>
+  nodes: ["web-1", "数据库-2", "web-3"]
+
+✓ look    <time>, three nodes
+✗ nodes   1 of 3 items failed
+    ↶ web-1     ↶ drain  ✓ healthy
+    ↶ 数据库-2  ↶ drain  ✓ healthy
+    ✗ web-3     ↶ drain  ✗ healthy: `bash` ended with exit code 7: connect to
+                web-3 port 8080 refused
+- notify  skipped: stopped because `nodes` failed
+
+1 of 2 steps done, 1 skipped; 2 of 3 nodes done, 2 of them rolled back, 1 failed
+and rolled back; `--all` shows parameters, results and every attempt
+"""
+
+FAILED_AT_140 = """\
+✗ Partial: rolling-restart (restart web-1, 数据库-2, web-3), <time> ago
+  `nodes` failed: web-3: `healthy` failed: `bash` ended with exit code 7: connect to web-3 port 8080 refused
+  done, and not undone: drain[web-1], drain[数据库-2], drain[web-3]
+  next: `plan resume <id> --offline` resumes the run; completed steps are kept
+
+  run <id>, started <moment> by <me>, took <time>
+  nodes: ["web-1", "数据库-2", "web-3"]
+
+✓ look    <time>, three nodes
+✗ nodes   1 of 3 items failed
+    ✓ web-1     ✓ drain  ✓ healthy
+    ✓ 数据库-2  ✓ drain  ✓ healthy
+    ✗ web-3     ✓ drain  ✗ healthy: `bash` ended with exit code 7: connect to web-3 port 8080 refused
+- notify  skipped: stopped because `nodes` failed
+
+1 of 2 steps done, 1 skipped; 2 of 3 nodes done, 1 failed; `--all` shows parameters, results and every attempt
+"""
+
+
+def test_a_run_that_was_rolled_back_says_so_first_and_shows_each_item(plan: Plan) -> None:
+    restart(plan, rolls_back=True)
+    assert shown(plan) == FAILED_AND_UNDONE
+
+
+def test_a_run_that_failed_says_what_it_left_behind(plan: Plan) -> None:
+    restart(plan, rolls_back=False)
+    assert shown(plan, width=140) == FAILED_AT_140
+
+
+def test_a_run_that_waits_at_an_item_shows_what_is_asked_and_what_to_type(plan: Plan) -> None:
+    inside = step("restart", "greet", description="重启节点", parameters={"who": "${{ item }}"})
+    nodes = {"id": "nodes", "for_each": "${{ ['web-1', 'web-2'] }}", "requires_approval": "each", "steps": [inside]}
+    run_id = plan("run", document({**nodes, "description": "逐个重启"}), "--offline", "--json", *TOOLS).run["id"]
+    text = shown(plan)
+    assert text.splitlines()[:2] == ["⏸ Waiting at nodes[web-1] (no process waits): 试运行", "  逐个重启"]
+    assert "  waits for an approval of step nodes[web-1] since <moment> (<time>); no" in text
+    assert "    · web-2  · restart\n" in text
+    assert f"`plan approve {run_id} --step nodes --item web-1 --digest " in plan("show", run_id).next
+
+
+def test_a_run_that_asks_a_question_shows_it(plan: Plan) -> None:
+    run_id = asking(plan)
+    lines = shown(plan).splitlines()
+    assert lines[:2] == ["⏸ Waiting at decide (no process waits): 试运行", "  Switch to 东站?"]
+    assert f"`plan answer {run_id} decide --digest " in plan("show", run_id).next
+    plan("answer", run_id, "decide", "choice=switch")
+    resumed(plan, run_id)
+    done = plan("show", run_id)
+    assert (done.out.startswith("✓ Completed: 试运行"), done.next) == (True, "")
+    assert "✓ decide  " in done.out
+    assert f"answered step decide by {os_user()} (os_user) at " in done.out
+
+
+def test_an_unknown_outcome_is_the_first_thing_to_read(plan: Plan) -> None:
+    run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
+    lines = shown(plan, width=140).splitlines()
+    assert lines[0].startswith("? UnknownOutcome: ")
+    assert "  outcome unknown, it may have been done: slow" in lines
+    assert "  done, and not undone: prep" in lines
+    assert f"`plan resolve {run_id} slow done|again|abort`" in plan("show", run_id).next
+
+
+def test_of_many_items_those_that_did_not_succeed_are_shown_first(plan: Plan) -> None:
+    names = [f"n{number}" for number in range(30)]
+    fails = step("each", "bash", for_each="${{ inputs.names }}", on_error="continue")
+    fails["parameters"] = {"command": '[ "$N" != n29 ]', "env": {"N": "${{ item }}"}}
+    path = document(fails, inputs={"names": {"type": "array", "default": names}})
+    run_id = plan("run", path, "--offline", "--yes", "--json").run["id"]
+    lines = plan("show", run_id).out.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("✗ each"))
+    assert (lines[begin], lines[begin + 1].startswith("    ✗ n29")) == ("✗ each  1 of 30 items failed", True)
+    assert lines[begin + 21] == "    10 more items, 10 of them done"
+
+
+def test_every_mark_has_a_shape_and_a_style_of_its_own() -> None:
+    for shapes in (SHAPES, ASCII_SHAPES):
+        assert (set(shapes), len(set(shapes.values()))) == (set(Mark), len(Mark))
+    assert set(STYLES) == set(Mark)
+    assert all(shape.isascii() for shape in ASCII_SHAPES.values())
+
+
+def test_a_stream_without_unicode_gets_ascii_shapes(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    restart(plan, rolls_back=True)
+    monkeypatch.setattr(output, "is_unicode", lambda _: False)
+    assert plan("show", "last").out.startswith("< RolledBack: rolling-restart")

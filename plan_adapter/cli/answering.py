@@ -312,7 +312,7 @@ async def show_gate(selector: GateSelector, store: "PlanStore", *, as_json: bool
     if as_json:
         output.json_line({**gate_json(gate), "text": gate.text})
     else:
-        output.line(without_picture(gate.text).rstrip("\n"))
+        output.markdown(without_picture(gate.text).rstrip("\n"))
         output.note(f"`{answer_command(gate)}` {'answers' if gate.kind == 'question' else 'approves exactly this'}")
     return ExitCode.DONE
 

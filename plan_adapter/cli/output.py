@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from plan_adapter.cli.exit_codes import UsageError
-from plan_adapter.model.readable import listed, visible, without_passwords
+from plan_adapter.model.readable import listed, plain, visible, without_passwords
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,6 +79,11 @@ def document(text: str) -> None:
     """Print a whole text to stdout: unchanged in a file or a pipe, with control characters escaped on a terminal."""
     with writing_to_stdout():
         sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+
+
+def markdown(text: str) -> None:
+    """Print Markdown to stdout: as plain text on a terminal, and as it is in a file or a pipe."""
+    line(plain(text) if sys.stdout.isatty() else text)
 
 
 def note(text: str) -> None:

@@ -33,6 +33,7 @@ from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.readable import call_name, item_number, listed, means_item
 from plan_adapter.model.record import LAST, names_run, why_too_short
 from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
+from plan_adapter.text.gate_text import without_picture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,7 +170,7 @@ def _print_request(form: "OpenForm", request: ApprovalRequest, server: Server, *
     if as_json:
         output.json_line({**_form_json(form, server), "text": request.text})
     else:
-        output.line(request.text.rstrip("\n"))
+        output.markdown(without_picture(request.text).rstrip("\n"))
         output.note(f"`{_answer_command(form)}` {'answers' if form.kind == 'question' else 'approves exactly this'}")
 
 

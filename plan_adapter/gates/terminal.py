@@ -11,7 +11,7 @@ from plan_adapter.gates.approval import answer_to, os_user, refusal
 from plan_adapter.gates.conversation import Conversation, ask_fields
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Resolution
-from plan_adapter.model.readable import call_name, moment, one_line, visible
+from plan_adapter.model.readable import call_name, moment, one_line, plain, visible
 from plan_adapter.text.commands import answer_command, show_command
 from plan_adapter.text.gate_text import IRREVERSIBLE, without_picture
 
@@ -22,7 +22,8 @@ DIGESTS = "\n### Digests\n"
 def gate_summary(request: ApprovalRequest) -> str:
     """Return the start of the text, every line about what cannot be undone, the time limit and the approval digest."""
     text = without_picture(request.text).rpartition(DIGESTS)[0] or request.text
-    lines, is_approval = list(_compact(text)), request.kind != "outcome"
+    compact, is_approval = "\n".join(_compact(text)), request.kind != "outcome"
+    lines = plain(compact).split("\n") if compact else []
     shown, rest = lines[:SHOWN_LINES], lines[SHOWN_LINES:]
     if rest:
         shown += [line for line in rest if IRREVERSIBLE in line.casefold()]
@@ -123,7 +124,7 @@ class TerminalApprover:
                     if reply.casefold() in ("done", "again", "abort"):
                         return await self._ask_details(cast("Resolution", reply.casefold()))
                     if reply.casefold() in ("v", "view"):
-                        conversation.say(without_picture(request.text))
+                        conversation.say(plain(without_picture(request.text)))
                     else:
                         conversation.say("\n".join(f"  {key:5}  {text}" for key, text in _OUTCOME_HELP.items()))
         if not self._is_alone:
@@ -178,7 +179,7 @@ class TerminalApprover:
             note = await conversation.ask("Why not? (one line, may be empty) ")
             return self._approval(request, approve=False, note=note or "")
         if reply in ("v", "view"):
-            conversation.say(without_picture(request.text))
+            conversation.say(plain(without_picture(request.text)))
         elif reply in ("e", "edit") and self._edit is not None and self._may_edit(request):
             if await self._edit(request, conversation):
                 return await _wait_forever()  # this gate is closed now, and the next one asks

@@ -31,7 +31,13 @@ _TICKS = re.compile(r"`+")
 _SPAN = re.compile(r"`([^`]+)`")
 _SPECIAL = re.compile(r"[\\*\[\]<|~`]|(?<=\])\(|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is not emphasis
 _ACTIVE = re.compile(r"[\\<\[\]]|(?<=\])\(|&(?=[#A-Za-z])")  # an entity would restore the characters that `one_line` makes visible
-_ESCAPE = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|\\([!-/:-@\[-`{-~])")  # inline code, or a character after a backslash
+_MARKUP = re.compile(  # inline code; a character after a backslash; or what is between `**`
+    r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|\\([!-/:-@\[-`{-~])|(?<![\w*])\*\*(?=[^\s*])(.+?)(?<=[^\s*\\])\*\*(?![\w*])"
+)
+_HEADING = re.compile(r"#{1,6} ")
+_FENCE = re.compile(r"(`{3,})\w*")
+BAR = "│ "
+"""What a quote or a code block has in front of each line on a terminal."""
 _LINE_START = re.compile(r"\d{1,9}(?=[.)])|(?=[#>+=-])")  # before the character that starts a heading, quote, list or rule
 _LINKED = re.compile(r"://|www\.|[\w.+-]@[\w-]+\.|\b(?:mailto|xmpp):", re.IGNORECASE)  # GFM turns these into links by itself
 _EXPRESSION = re.compile(r"\$\{\{.*?\}\}", re.DOTALL)
@@ -354,9 +360,30 @@ def prose(text: str) -> str:
     return "\\" + shown if _BLOCK_START.match(shown) else shown
 
 
-def unescaped(markdown: str) -> str:
-    """Return Markdown without its escapes, for a terminal, which does not render it. Inline code is unchanged."""
-    return _ESCAPE.sub(lambda found: found[2] or found[0], markdown)
+def plain(markdown: str) -> str:
+    """Return Markdown as people read it on a terminal, which does not render it: without escapes, `**` and the marks of headings.
+
+    Quotes and code blocks have a bar in front of each line, so that they cannot be taken for text around them. Inline code is unchanged.
+    """
+    lines, fence = list[str](), ""
+    for line in markdown.split("\n"):
+        text = line.lstrip(" ")
+        if fence:
+            if text == fence:
+                fence = ""
+            else:
+                lines.append(f"{BAR}{line}")
+        elif (begin := _FENCE.fullmatch(text)) is not None:
+            fence = begin[1]
+        else:
+            quote = text.startswith(">")
+            text = text.lstrip("> ") if quote else _HEADING.sub("", text)
+            lines.append(" " * (len(line) - len(line.lstrip(" "))) + (BAR if quote else "") + _without_marks(text))
+    return "\n".join(lines)
+
+
+def _without_marks(text: str) -> str:
+    return _MARKUP.sub(lambda found: found[2] or (_without_marks(found[3]) if found[3] else found[0]), text)
 
 
 def _escape_words(text: str) -> list[str]:

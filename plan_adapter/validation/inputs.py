@@ -13,7 +13,7 @@ from plan_adapter.expressions import INPUT_NAME, has_expression, matches
 from plan_adapter.model.errors import ExpressionError
 from plan_adapter.model.options import Input
 from plan_adapter.model.problems import Problem, did_you_mean
-from plan_adapter.model.readable import as_text, code, cut, is_secret_name, is_visible, one_line, prose, unescaped
+from plan_adapter.model.readable import as_text, code, cut, is_secret_name, is_visible, one_line, plain, prose
 from plan_adapter.model.values import MAX_INTEGER, find_bad_values, join, normalize
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import find_oversize
@@ -369,7 +369,7 @@ def input_from_schema(schema: Mapping[str, Any]) -> Input:
     known = {names.get(key, key): value for key, value in schema.items()}
     if (items := known.get("items")) is not None:
         known["items"] = items["type"]
-    known |= {name: unescaped(known[name]) for name in ("title", "description") if isinstance(known.get(name), str)}
+    known |= {name: plain(known[name]) for name in ("title", "description") if isinstance(known.get(name), str)}
     return Input(**{name: value for name, value in known.items() if name in Input.model_fields})
 
 

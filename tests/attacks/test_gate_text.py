@@ -16,6 +16,7 @@ from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.options import Input
 from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.readable import plain
 from plan_adapter.text.call_text import step_gate_text
 from plan_adapter.text.gate_text import HEIGHT, height_of, split_text, without_picture
 from plan_adapter.text.plan_text import plan_gate_text
@@ -215,6 +216,12 @@ def test_the_terminal_shows_the_write_and_the_digest(attack: str) -> None:
         assert_nothing_is_hidden(shown)
         assert "cannot be undone" in shown.casefold()
         assert shown.splitlines().count(f"approval digest: `{DIGEST}`") == 1
+
+
+@for_each(attack=ATTACKS)
+def test_no_line_of_a_plan_looks_like_a_line_of_the_gate_without_markdown(attack: str) -> None:
+    lines = plain(plan_gate_of(ATTACKS[attack])).splitlines()
+    assert [line for line in lines if line.strip().startswith(("Approve nothing", "Digests", "It only reads"))] in ([], ["Digests"])
 
 
 @for_each(attack=ATTACKS)

@@ -17,7 +17,7 @@ LOST = step("lost", "get_lost")
 def test_the_person_at_the_terminal_resolves_the_outcome_and_the_run_continues(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(LOST, {**GREET, "depends_on": ["lost"]}))
     terminal.wait_for(PROMPT)
-    assert "## How did lost end?" in terminal.shown
+    assert "How did lost end?" in terminal.shown
     assert "approval digest" not in terminal.shown
     terminal.type("y\n")
     terminal.wait_for_next(PROMPT)

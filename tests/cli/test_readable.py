@@ -12,10 +12,10 @@ from plan_adapter.model.readable import (
     fenced,
     is_secret_name,
     one_line,
+    plain,
     prose,
     redacted,
     secret_parameters,
-    unescaped,
     visible,
     without_passwords,
     words,
@@ -227,8 +227,17 @@ def test_no_text_takes_quadratic_time(text: str) -> None:
     "text", ["--yes", "<b>web</b>", "a [link](/x)", "1 < 2 & 3 > 2 &amp;", r"C:\temp\*", "`a` and `` `b` ``", "请重启 *all*"]
 )
 def test_unescaping_prose_returns_the_text(text: str) -> None:
-    assert unescaped(prose(text)) == text
+    assert plain(prose(text)) == text
 
 
 def test_inline_code_keeps_its_backslashes() -> None:
-    assert unescaped("\\--x " + code(r"a\<b") + " \\<c") == "--x " + code(r"a\<b") + " <c"
+    assert plain("\\--x " + code(r"a\<b") + " \\<c") == "--x " + code(r"a\<b") + " <c"
+
+
+def test_plain_text_drops_the_marks_of_markdown_and_keeps_what_they_mark() -> None:
+    document = (
+        "## Approve **x**?\n\n> a \\<b\n- **1. `a` \\[b\\]** (**write**): `x **y**`\n"
+        + fenced("# 1\n- 2", "sh")
+        + "\nrm **/*.py and **/*.md"
+    )
+    assert plain(document) == "Approve x?\n\n│ a <b\n- 1. `a` [b] (write): `x **y**`\n│ # 1\n│ - 2\nrm **/*.py and **/*.md"

@@ -11,7 +11,7 @@ from plan_adapter.cli.servers import known_server, lacks_store_of_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.gate import changes_text
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.readable import as_text, cut, one_line, unescaped
+from plan_adapter.model.readable import as_text, cut, one_line, plain
 from plan_adapter.model.record import short_ids
 from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.text.listing import limits_of
@@ -132,9 +132,7 @@ def _print_gates(
 def _field_text(name: str, field: "Input") -> str:
     """Return a field of a question with the values it takes."""
     kind = " or ".join(as_text(choice) for choice in field.enum) if field.enum else field.type
-    return f"{name}={one_line(kind)}{unescaped(limits_of(field))}" + (
-        "" if field.is_required else f" (by default {as_text(field.default)})"
-    )
+    return f"{name}={one_line(kind)}{plain(limits_of(field))}" + ("" if field.is_required else f" (by default {as_text(field.default)})")
 
 
 def _row(gate: "Gate", now: datetime, *, wide: bool) -> list[str]:

@@ -74,9 +74,9 @@ def preview(
         places = [asdict(location) | {"created_by": list(creators.get(location.name, ()))} for location in locations]
         output.json_line(shown.as_json() | {"secret_places": places})
     else:
-        output.line(preview_text(shown).rstrip("\n"))
+        output.markdown(preview_text(shown).rstrip("\n"))
         if locations:
-            output.line("\n".join(["", "## Secrets", "", *(f"- {location_line(location, validated)}" for location in locations)]))
+            output.markdown("\n".join(["", "## Secrets", "", *(f"- {location_line(location, validated)}" for location in locations)]))
     return ExitCode.DONE
 
 

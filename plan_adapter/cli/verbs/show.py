@@ -1,6 +1,5 @@
 """`plan show`."""
 
-import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from plan_adapter.gates.tool_changes import CodeChange, code_changes
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.errors import RunConflictError, StoreError
-from plan_adapter.model.readable import code, counted, item_number, one_line, unescaped
+from plan_adapter.model.readable import code, counted, item_number, one_line, plain
 from plan_adapter.text.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
 from plan_adapter.text.preview import name_of_run
 from plan_adapter.text.run_facts import RunFacts, run_facts
@@ -71,7 +70,7 @@ async def show(
     if json:
         output.json_line(plan_object)
     else:
-        output.line(format_plan(found).rstrip("\n"))
+        output.markdown(format_plan(found).rstrip("\n"))
     return ExitCode.DONE
 
 
@@ -86,7 +85,7 @@ async def _show_drafts(beginning: str | None, *, as_json: bool) -> None:
         if as_json:
             output.json_line(draft_json(draft, question=None))
         else:
-            output.line(draft_line(draft) if beginning is None else draft_text(draft, whole=True).rstrip("\n"))
+            output.markdown(draft_line(draft) if beginning is None else draft_text(draft, whole=True).rstrip("\n"))
     if not found:
         output.note("no drafts yet")
 
@@ -130,14 +129,14 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
     )
     record = format_plan(run, standing=state.used_standing_approval, calls=found.calls, rounds=found.rounds)
     text = "\n".join([record.rstrip("\n"), *removed, *changed, *state.lines()])
-    output.line(unescaped(text) if output.is_terminal(sys.stdout) else text)
+    output.markdown(text)
     if found.next_text is not None:
         output.note(found.next_text)
 
 
 def _viewed(found: ShownRun) -> ViewedRun:
     state = found.state
-    answers = [unescaped(text) for text in state.events()]
+    answers = [plain(text) for text in state.events()]
     notes = [*map(_earlier_step_line, found.earlier), *(str(change) for change in found.code)]
     return ViewedRun(
         facts=found.facts,
@@ -145,7 +144,7 @@ def _viewed(found: ShownRun) -> ViewedRun:
         asked=[text for gate in state.gates[:SHOWN_GATES] for text in _asked_lines(gate, state.now)],
         next_text=found.next_text,
         approvals=answers[-SHOWN_APPROVALS:],
-        notes=[unescaped(note) for note in notes],
+        notes=[plain(note) for note in notes],
         now=state.now,
     )
 
@@ -153,7 +152,7 @@ def _viewed(found: ShownRun) -> ViewedRun:
 def _asked_lines(gate: "Gate", now: "datetime") -> list[str]:
     """Return what a gate asks, and since when."""
     what = one_line(gate.description)
-    waits = unescaped(gate_line(gate, now)).replace("**", "")
+    waits = plain(gate_line(gate, now))
     return [what, waits] if gate.step_id is not None and what else [waits]
 
 

@@ -58,6 +58,8 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
     "Look": (
         Verb("runs", "List runs, or verify the record of one"),
         Verb("show", "Show a plan, or a run with its steps"),
+        Verb("graph", "Draw the steps of a plan or a run"),
+        Verb("report", "Write a report of a run as one HTML file"),
         Verb("versions", "List the versions of stored plans"),
         Verb("diff", "Show what differs between two versions of a plan"),
         Verb("logs", "Show what the steps of a run printed"),

@@ -9,28 +9,8 @@ from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import age
 from plan_adapter.cli.output import Line
 from plan_adapter.model.readable import duration, listed, moment
-from plan_adapter.text.run_facts import ItemFacts, Mark, RunFacts, StepFacts
+from plan_adapter.text.run_facts import ASCII_SHAPES, SHAPES, ItemFacts, Mark, RunFacts, StepFacts
 
-SHAPES: Mapping[Mark, str] = {
-    Mark.DONE: "✓",
-    Mark.FAILED: "✗",
-    Mark.UNDONE: "↶",
-    Mark.UNKNOWN: "?",
-    Mark.RUNNING: "▶",
-    Mark.WAITING: "⏸",
-    Mark.SKIPPED: "-",
-    Mark.PENDING: "·",
-}
-ASCII_SHAPES: Mapping[Mark, str] = {
-    Mark.DONE: "+",
-    Mark.FAILED: "x",
-    Mark.UNDONE: "<",
-    Mark.UNKNOWN: "?",
-    Mark.RUNNING: ">",
-    Mark.WAITING: "=",
-    Mark.SKIPPED: "-",
-    Mark.PENDING: ".",
-}
 STYLES: Mapping[Mark, str] = {
     Mark.DONE: "green",
     Mark.FAILED: "red",

@@ -32,6 +32,30 @@ class Mark(StrEnum):
     PENDING = "pending"  # not started, or stopped and not ended
 
 
+SHAPES: Mapping[Mark, str] = {
+    Mark.DONE: "✓",
+    Mark.FAILED: "✗",
+    Mark.UNDONE: "↶",
+    Mark.UNKNOWN: "?",
+    Mark.RUNNING: "▶",
+    Mark.WAITING: "⏸",
+    Mark.SKIPPED: "-",
+    Mark.PENDING: "·",
+}
+"""The shape of each mark. Color repeats it, so that a surface without color says the same."""
+
+ASCII_SHAPES: Mapping[Mark, str] = {
+    Mark.DONE: "+",
+    Mark.FAILED: "x",
+    Mark.UNDONE: "<",
+    Mark.UNKNOWN: "?",
+    Mark.RUNNING: ">",
+    Mark.WAITING: "=",
+    Mark.SKIPPED: "-",
+    Mark.PENDING: ".",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class CallFacts:
     """The last call of a step for one item."""

@@ -30,7 +30,7 @@ def test_help_groups_the_verbs_by_activity(plan: Plan, word: str) -> None:
         "Write": ["init", "validate", "preview", "test", "draft", "promote", "import", "schema", "tools"],
         "Run": ["run", "deploy", "undeploy", "serve", "pursue"],
         "Decide": ["gates", "approve", "answer", "reject", "resolve", "standing", "enroll", "policy"],
-        "Look": ["runs", "show", "versions", "diff", "logs", "export", "explain", "guide"],
+        "Look": ["runs", "show", "graph", "report", "versions", "diff", "logs", "export", "explain", "guide"],
         "Repair": ["resume", "revise", "cancel", "reconcile"],
         "Keep": ["save", "prune", "erase", "store"],
         "Set up": ["doctor", "down", "mcp"],

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.cli import output
-from plan_adapter.cli.run_view import ASCII_SHAPES, SHAPES, STYLES
+from plan_adapter.cli.run_view import STYLES
 from plan_adapter.gates.approval import os_user
-from plan_adapter.text.run_facts import Mark
+from plan_adapter.text.run_facts import ASCII_SHAPES, SHAPES, Mark
 from tests.cli.conftest import Plan
 from tests.cli.gated import resumed, signer
 from tests.cli.test_questions import asking

@@ -11,11 +11,10 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.exit_codes import ExitCode
-from plan_adapter.cli.sources import open_store, plan_of, policy_of_store, tools_of
+from plan_adapter.cli.sources import open_store, plan_of, tools_of
+from plan_adapter.cli.verbs.graph import mermaid_text
 from plan_adapter.importers.aster import as_aster
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.options import Effect
-from plan_adapter.text.pictures import mermaid
 from plan_adapter.validation import validate
 
 
@@ -53,14 +52,11 @@ async def export(
 async def _export_plan(
     source: str, format: Literal["mermaid", "aster"], output: Path | None, tools: list[str], *, in_lines: bool, force: bool
 ) -> int:
-    validated = validate(await plan_of(source), tools_of(tools))
+    plan = await plan_of(source)
     if format == "mermaid":
-        policy = await policy_of_store(Settings())
-        gated = [step.id for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
-        effects: dict[str, Effect] = {step_id: validated.effect_of(step_id) for step_id in validated.steps}
-        text = mermaid(validated.plan.all_steps, validated.edges, effects=effects, gated=gated)
+        text = (await mermaid_text(plan, tools)).rstrip("\n")
     else:
-        document, notes = as_aster(validated)
+        document, notes = as_aster(validate(plan, tools_of(tools)))
         text = dumps(document, ensure_ascii=False, indent=2 if in_lines else None)
         for note in notes:
             streams.note(note)

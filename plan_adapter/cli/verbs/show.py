@@ -23,6 +23,7 @@ from plan_adapter.text.preview import name_of_run
 from plan_adapter.text.run_facts import RunFacts, run_facts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from plan_adapter.model.approvals import Gate
@@ -62,7 +63,7 @@ async def show(
         return ExitCode.DONE
     if plan_or_run is None:
         raise UsageError("show what? a plan, a run, or `--draft` for the newest drafts")
-    found = await _find(plan_or_run)
+    found = await find_plan_or_run(plan_or_run)
     if isinstance(found, ShownRun):
         _show_run(found, as_json=json, shows_all=all_)
         return ExitCode.DONE
@@ -102,6 +103,9 @@ class ShownRun:
     facts: RunFacts
     listed: str  # its outcome, or what it waits for
     next_text: str | None  # what to type
+    attempts: "Sequence[Attempt]"
+    receipts: "Sequence[Receipt]"
+    gates: "Sequence[Gate]"  # also closed ones
 
 
 def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
@@ -121,7 +125,7 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
         output.json_line({**shown, **more})
         return
     if not shows_all:
-        output.view(run_lines(_viewed(found)))
+        output.view(run_lines(viewed(found)))
         return
     changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
     removed = (
@@ -134,7 +138,8 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
         output.note(found.next_text)
 
 
-def _viewed(found: ShownRun) -> ViewedRun:
+def viewed(found: ShownRun) -> ViewedRun:
+    """Return what a view of a run shows."""
     state = found.state
     answers = [plain(text) for text in state.events()]
     notes = [*map(_earlier_step_line, found.earlier), *(str(change) for change in found.code)]
@@ -178,7 +183,8 @@ def _code_change_json(change: CodeChange) -> dict[str, Any]:
     return {"tool": change.tool_name, **where}
 
 
-async def _find(source: str) -> "ExecutionPlan | ShownRun":
+async def find_plan_or_run(source: str) -> "ExecutionPlan | ShownRun":
+    """Return the plan or the run that `source` names. Raises UsageError, StoreError and InvalidPlanError."""
     # Run ids and plan digests are both hexadecimal, so look for a file with that name first, then for a run, then for a plan.
     from plan_adapter.model.rounds import rounds_of  # only for runs
     from plan_adapter.runs.plan_approval import end_overdue  # imports SQLAlchemy
@@ -199,7 +205,10 @@ async def _find(source: str) -> "ExecutionPlan | ShownRun":
             listed = await state_of(run, state.gates, store, settings)
             run_name = name_of_run(await store.get(run.digest), run.inputs)
             facts = run_facts(run, attempts, receipts, commands, run_name=run_name, is_waiting=bool(state.gates))
-            return ShownRun(state, code_changes(attempts), calls, rounds, earlier, facts, listed.text, state.hint())
+            gates = await store.gates.find(run_id=run.id, open_only=False)
+            return ShownRun(
+                state, code_changes(attempts), calls, rounds, earlier, facts, listed.text, state.hint(), attempts, receipts, gates
+            )
         except RunConflictError as no_run:
             if not is_stored(source):
                 raise UsageError(f"`{source}` is not a file, and {no_run}") from no_run

@@ -1,0 +1,79 @@
+"""`plan report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from plan_adapter.cli import output as streams
+from plan_adapter.cli.exit_codes import ExitCode, UsageError
+from plan_adapter.cli.sources import open_store
+from plan_adapter.cli.verbs.show import ShownRun, find_plan_or_run, viewed
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.readable import plain
+from plan_adapter.text.drawing import graph_svg
+from plan_adapter.text.plan_graph import graph_of
+from plan_adapter.text.report import RunReport, report_html
+from plan_adapter.text.timeline import timeline_of, timeline_svg
+
+
+async def report(
+    run: str,
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    force: bool = False,
+    json: bool = False,
+) -> int:
+    """Write a report of a run: one HTML file that needs no network, to read, print or send.
+
+    It has the outcome, the cause and what is left behind; a picture of the steps; a timeline; approvals and how they were proved; each step
+    with its parameters, result and error; and whether the record is unaltered.
+
+    Args:
+        run: The id of a run, its beginning or end, or `last`.
+        output: The file to write, readable only by you; default: `RUN.html`, with the id of the run.
+        force: Overwrite that file.
+        json: Print the run and the path of the file as one JSON object.
+    """
+    found = await find_plan_or_run(run)
+    if not isinstance(found, ShownRun):
+        raise UsageError(f"`{run}` is a plan: `plan graph` draws it, `plan preview` shows what a run would do")
+    path = output or Path(f"{found.state.run.id}.html")
+    text = report_html(await _report_of(found))
+    with streams.atomic_file(path, private=True, overwrite=force) as file:
+        file.write(text)
+    if json:
+        streams.json_line({"run_id": found.state.run.id, "path": path})
+    else:
+        streams.line(str(path))
+    return ExitCode.DONE
+
+
+async def _report_of(found: ShownRun) -> RunReport:
+    run, seen = found.state.run, viewed(found)
+    async with open_store(Settings()) as store:
+        plan, verification = await store.get(run.digest), await store.verify(run.id)
+    drawn = graph_svg(graph_of(plan, run=found.facts))
+    rows = timeline_of(run, found.attempts, found.receipts, found.gates, found.state.now)
+    record = {
+        "intact": f"The record is intact: {verification.entries} audit entries, the newest is {verification.digest}.",
+        "altered": f"THE RECORD WAS ALTERED: {verification.problem}",
+        "not_verifiable": "The record cannot be verified: it has no audit entries.",
+    }[verification.verdict]
+    return RunReport(
+        facts=found.facts,
+        state=seen.state,
+        asked=seen.asked,
+        next_text=seen.next_text,
+        approvals=[plain(text) for text in found.state.events()],
+        notes=seen.notes,
+        record=record,
+        digest=run.digest,
+        steps=run.steps,
+        calls=found.calls,
+        rounds=found.rounds,
+        picture=drawn,
+        timeline=timeline_svg(rows),
+        made_at=found.state.now,
+    )

@@ -1,0 +1,159 @@
+"""`report_html`: everything about a run as one HTML file that needs no network, no script and no other file, and prints."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+
+from plan_adapter.model.readable import as_text, duration, moment, plain, visible
+from plan_adapter.model.record import StepRun
+from plan_adapter.model.rounds import RoundRecord
+from plan_adapter.text.drawing import STYLE as PICTURE_STYLE
+from plan_adapter.text.formatting import StepCallRecord
+from plan_adapter.text.run_facts import SHAPES, Mark, RunFacts, StepFacts, mark_of
+
+MAX_CHARACTERS = 4000
+"""How much of a value is in the report. The store keeps all of it."""
+MAX_CALLS = 100
+"""How many calls of a step are in the report."""
+
+STYLE = """\
+:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif,'Noto Sans CJK SC';max-width:1080px;margin:0 auto;padding:16px;color:#222;background:#fff}
+h1{font-size:22px;margin:0 0 4px}h2{font-size:17px;margin:28px 0 8px;border-bottom:1px solid #8884}
+header{border-left:8px solid #888;padding:6px 14px;background:#8881}
+.m-done{border-color:#1e7e34}.m-failed{border-color:#b3261e}.m-undone{border-color:#7b3fa0}.m-unknown,.m-waiting{border-color:#b07a10}
+.m-running{border-color:#0b7394}
+.left{color:#8a5a00;font-weight:600}.dim{color:#666}code,pre{font:13px ui-monospace,Menlo,Consolas,'Noto Sans Mono CJK SC',monospace}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#8881;padding:8px;margin:4px 0;border-radius:4px}
+table{border-collapse:collapse}td,th{text-align:left;vertical-align:top;padding:2px 12px 2px 0;overflow-wrap:anywhere}
+details{border-bottom:1px solid #8883;padding:3px 0}summary{cursor:pointer}.wide{overflow-x:auto}
+@media(prefers-color-scheme:dark){body{color:#e8e8e8;background:#161616}.dim{color:#aaa}.left{color:#e8b84a}}
+@media print{body{max-width:none}details>summary{list-style:none}.wide{overflow:visible}svg{max-width:100%;height:auto}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What the report of a run shows."""
+
+    facts: RunFacts
+    state: str  # its outcome, or what it waits for
+    asked: Sequence[str]  # what its open gates ask
+    next_text: str | None  # what to type
+    approvals: Sequence[str]
+    notes: Sequence[str]  # steps of earlier versions, changed code
+    record: str  # whether the record is unaltered
+    digest: str  # of the plan
+    steps: Sequence[StepRun]
+    calls: Mapping[str, Sequence[StepCallRecord]]
+    rounds: Mapping[str, Sequence[RoundRecord]]
+    picture: str  # SVG
+    timeline: str  # SVG, or "" if nothing was called
+    made_at: datetime
+
+
+def report_html(report: RunReport) -> str:
+    """Return the report as an HTML document. Values are cut at 4,000 characters."""
+    facts = report.facts
+    parts = [
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">',
+        f"<title>{_text(f'{report.state}: {facts.name}')}</title><style>{STYLE}{PICTURE_STYLE}</style></head><body>",
+        *_head(report),
+        *_table("Inputs", facts.inputs),
+        *_table("Outputs", facts.outputs),
+        *_section("Steps as a picture", [f'<div class="wide">{report.picture}</div>']),
+        *(_section("Timeline", [_LEGEND, f'<div class="wide">{report.timeline}</div>']) if report.timeline else ()),
+        *_section("Approvals and answers", _list(report.approvals) if report.approvals else ["<p>nobody was asked</p>"]),
+        *_section("Steps", _steps(report)),
+        *(_section("Notes", _list(report.notes)) if report.notes else ()),
+        *_section("Record", [f"<p>{_text(report.record)}</p>", f"<p>plan <code>{_text(report.digest)}</code></p>"]),
+        f'<p class="dim">made {moment(report.made_at)} from the store by <code>plan report {_text(facts.id)}</code></p>',
+        "</body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+_LEGEND = (
+    '<p class="dim">hatched: waiting for an answer; purple: rollback; ✗: a failed attempt; '
+    "<b>bold</b>: what the end of the run waited for</p>"
+)
+
+
+def _head(report: RunReport) -> Iterator[str]:
+    facts = report.facts
+    name = facts.name if facts.run_name in (None, facts.name) else f"{facts.name} ({facts.run_name})"
+    yield f'<header class="m-{facts.mark}"><h1>{SHAPES[facts.mark]} {_text(report.state)}: {_text(name)}</h1>'
+    for text in [*([facts.cause] if facts.cause else []), *report.asked]:
+        yield f"<p>{_text(text)}</p>"
+    for left in facts.left_behind:
+        yield f'<p class="left">{_text(left.what)}{_text(": " + ", ".join(left.calls)) if left.calls else ""}</p>'
+    if facts.mark is Mark.UNDONE and not facts.left_behind:
+        yield "<p>nothing is left behind: everything that was done is undone</p>"
+    if report.next_text:
+        yield f"<p><b>next:</b> {_text(report.next_text)}</p>"
+    by = f" by {facts.requested_by}" if facts.requested_by else ""
+    took = f", took {duration(facts.duration_ms)}" if facts.started_at is not None and facts.ended_at is not None else ""
+    when = f"started {moment(facts.started_at)}{by}, ended {moment(facts.ended_at)}{took}"
+    yield f'<p class="dim">run <code>{_text(facts.id)}</code>; {_text(when)}; {_text(facts.progress)}</p></header>'
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
+    yield f"<section><h2>{title}</h2>"
+    yield from lines
+    yield "</section>"
+
+
+def _table(title: str, values: Mapping[str, str]) -> Iterator[str]:
+    if values:
+        rows = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in values.items())
+        yield from _section(title, [f"<table>{rows}</table>"])
+
+
+def _list(texts: Iterable[str]) -> list[str]:
+    return ["<ul>", *(f"<li>{_text(text)}</li>" for text in texts), "</ul>"]
+
+
+def _steps(report: RunReport) -> Iterator[str]:
+    facts = {step.id: step for step in report.facts.steps}
+    for step in report.steps:
+        yield from _step(step, facts.get(step.id), report)
+
+
+def _step(step: StepRun, facts: StepFacts | None, report: RunReport) -> Iterator[str]:
+    mark = SHAPES[facts.mark if facts is not None else mark_of(step)]
+    detail = facts.detail if facts is not None else f"in {step.group}"
+    is_open = " open" if facts is not None and facts.mark in (Mark.FAILED, Mark.UNKNOWN) else ""
+    yield f"<details{is_open}><summary>{mark} <b>{_text(step.id)}</b> {_text(detail)}</summary>"
+    if step.description:
+        yield f"<p>{_text(step.description)}</p>"
+    if facts is not None and facts.items:
+        rows = [
+            f"<tr><td>{SHAPES[item.mark]} {_text(item.label)}</td>"
+            f"<td>{_text('  '.join(f'{SHAPES[call.mark]} {call.step_id}' for call in item.calls))}</td><td>{_text(item.detail)}</td></tr>"
+            for item in facts.items
+        ]
+        yield f"<table>{''.join(rows)}</table>"
+    calls = report.calls.get(step.id, ())
+    for call in calls[:MAX_CALLS]:
+        item = "" if call.item is None else f"{call.label or call.item + 1}: "
+        by = f", `{call.resolution}` recorded by {call.by} ({call.known_by})" if call.by is not None else ""
+        yield f"<p>{_text(item)}{_text(step.tool_name)}, {_text(str(call))}{_text(by)}</p><pre>{_value(call.parameters)}</pre>"
+    if len(calls) > MAX_CALLS:
+        yield f"<p>{len(calls) - MAX_CALLS} more calls: <code>plan show {_text(report.facts.id)} --json</code></p>"
+    if step.error:
+        yield f"<p>error</p><pre>{_value(step.error)}</pre>"
+    if step.result is not None and not (facts is not None and facts.items):  # the calls have the results of items
+        yield f"<p>result</p><pre>{_value(step.result)}</pre>"
+    for record in report.rounds.get(step.id, ()):
+        yield f"<pre>{_text(plain(chr(10).join(record.lines())))}</pre>"
+    yield "</details>"
+
+
+def _value(value: object) -> str:
+    text = as_text(value)
+    return _text(text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…")
+
+
+def _text(text: str) -> str:
+    return escape("\n".join(visible(line) for line in text.split("\n")))

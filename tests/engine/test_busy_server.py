@@ -14,13 +14,14 @@ from prefect.settings import temporary_settings
 from plan_adapter.engine.connection import Server
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun
-from plan_adapter.model.status import PlanStatus
-from plan_adapter.runner import arun_plan, compile_plan
+from plan_adapter.model.status import PlanStatus, RunOutcome
+from plan_adapter.runner import acancel_run, arun_plan, compile_plan
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
-from tests.engine.calls import flow_run, noop
+from tests.engine.calls import flow_run, noop, task_runs
 from tests.proxy import BusyServer, running_busy_server
+from tests.runs.drained import World, pool, undone
 
 MORE_THAN_PREFECT_RETRIES = 7  # its client tries six times
 CREATE_FLOW_RUN = b"POST /api/flow_runs/ HTTP"
@@ -98,3 +99,18 @@ async def test_a_csrf_token_is_requested_only_once_if_the_server_has_none(busy: 
     await arun_plan(plan(), tools=TOOLS, store=store)
     assert any(CREATE_FLOW_RUN in line for line in busy.requests)
     assert not any(b"csrf-token" in line for line in busy.requests), busy.requests
+
+
+async def test_a_rollback_goes_on_though_the_server_does_not_take_that_a_call_is_undone(busy: BusyServer, store: PlanStore) -> None:
+    world = World()
+    world.stuck.add("web-1")
+    run = await arun_plan(pool(), tools=world.tools, store=store)
+    assert (run.outcome, undone(run)["one"]) == (RunOutcome.ROLLBACK_INCOMPLETE, False)
+    one = (await task_runs(UUID(run.flow_run_id or ""), ["one"]))["one"]
+    world.stuck.clear()
+    refused = f"/task_runs/{one.id}/set_state".encode()
+    busy.refusals[refused] = MORE_THAN_PREFECT_RETRIES
+    with temporary_settings({"client.max_retries": 1}):  # pyright: ignore[reportArgumentType]  # typed for its old names
+        later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
+    assert (later.outcome, undone(later)["one"]) == (RunOutcome.ROLLED_BACK, True)
+    assert busy.refusals[refused] < MORE_THAN_PREFECT_RETRIES

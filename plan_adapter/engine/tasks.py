@@ -42,6 +42,8 @@ from plan_adapter.model.status import RunOutcome
 MAX_EDGES = 1000
 """The most upstream task runs that one task run names. An event may have 1.5 MB, and the UI draws no more."""
 
+SHOW_SECONDS = 5.0
+"""How long a rollback waits for a server that does not take that a call is undone: Prefect's client tries for more than a minute."""
 MAX_SHOWN_DELAYS = 50
 """Prefect refuses longer lists of retry delays."""
 
@@ -96,7 +98,7 @@ class PrefectStepRunner:
             return
         task_run_id = self._task_run(key).id if run is None else run.id
         try:
-            async with get_client() as client:
+            async with asyncio.timeout(SHOW_SECONDS), get_client() as client:
                 await client.set_task_run_state(task_run_id, _undone(), force=True)
         except SERVER_ERRORS as error:  # the rollback goes on; the task run is missing if one stands for all carried steps
             logging.getLogger(__name__).debug("cannot show in Prefect that %s is rolled back: %s", key, error)

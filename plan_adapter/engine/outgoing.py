@@ -23,9 +23,10 @@ from prefect.logging.loggers import flow_run_logger
 
 from plan_adapter.gates.gate import GateEventKind
 from plan_adapter.model.approvals import Approval, Gate
-from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, one_line, prose, visible
+from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, listed, one_line, prose, visible
 from plan_adapter.model.record import PlanRun
 from plan_adapter.text.commands import answer_command
+from plan_adapter.text.run_facts import RunFacts
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +144,33 @@ def emit_gate_event(
         )
     except Exception as error:
         log.warning("the event plan.gate.%s of gate %s was not sent: %s", kind, gate.id, error)
+
+
+def emit_run_event(run: PlanRun, facts: RunFacts, *, link: str | None) -> None:
+    """Send the event `plan.run.<outcome>` to Prefect, such as `plan.run.failed` or `plan.run.unknown_outcome`. Never blocks or raises."""
+    if run.outcome is None:
+        return
+    try:
+        emit_event(
+            f"plan.run.{run.outcome.name.lower()}",
+            resource=event_payload({"prefect.resource.id": f"plan.run.{run.id}", "prefect.resource.name": one_line(run.name)}),
+            related=[{"prefect.resource.id": f"prefect.flow-run.{run.flow_run_id}", "prefect.resource.role": "flow-run"}],
+            payload=event_payload(
+                {
+                    "link": link,
+                    "plan": one_line(run.name),
+                    "run_id": run.id,
+                    "outcome": run.outcome_text,
+                    "cause": None if facts.cause is None else facts.cause[:MAX_NOTE_CHARACTERS],
+                    "left_behind": [f"{left.what}: {listed(left.calls, 5)}" if left.calls else left.what for left in facts.left_behind],
+                    "requested_by": run.requested_by,
+                    "duration_ms": run.total_duration_ms,
+                    "command": f"plan show {run.id}",
+                }
+            ),
+        )
+    except Exception as error:
+        log.warning("the event about the end of run %s was not sent: %s", run.id, error)
 
 
 async def publish_text(text: str, *, key: str, description: str) -> None:

@@ -13,12 +13,13 @@ from plan_adapter.execution.printing import redacted_prints
 from plan_adapter.execution.redactor import redacted_logs
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.run_status import Ending, ending_of, with_finally_steps
-from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.scope import ReportEnd, RunScope
 from plan_adapter.local.crash_points import reached
 from plan_adapter.model.errors import ExpressionError, LeaseLostError, StoreError
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.run_facts import run_facts
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,18 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
     await store.ledger.update(run)
     reached("after-end")
     scope.notify("run_ended", message=run.message)
+    if scope.report_end is not None and run.status is not PlanStatus.COMPLETED:  # Prefect itself shows that a run completed
+        await _report_end(run, store, scope.report_end)
     await scope.call_hook(scope.hooks.on_plan_complete, run)
+
+
+async def _report_end(run: PlanRun, store: PlanStore, report_end: ReportEnd) -> None:
+    try:
+        attempts, receipts = await store.attempts(run.id), await store.receipts(run.id)
+    except StoreError as error:  # the end is recorded
+        log.warning("the report of run %s was not written: %s", run.id, error)
+    else:
+        await report_end(run, run_facts(run, attempts, receipts))
 
 
 def _compute_outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:

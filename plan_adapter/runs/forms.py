@@ -6,7 +6,8 @@ import logging
 from plan_adapter.engine.connection import Server, current_server, demands_authentication
 from plan_adapter.engine.gate_forms import collect_answer, leave_form, resume_released
 from plan_adapter.engine.gate_loop import GateCancelledError, show_gate_form
-from plan_adapter.engine.outgoing import emit_gate_event, publish_text
+from plan_adapter.engine.outgoing import emit_gate_event, emit_run_event, publish_text
+from plan_adapter.execution.scope import ReportEnd
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.gates.gate import GateEventKind, GateForms
 from plan_adapter.model.approvals import Approval, Gate
@@ -14,8 +15,13 @@ from plan_adapter.model.errors import NoServerError
 from plan_adapter.model.record import PlanRun
 from plan_adapter.runs.plan_approval import end_expired
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.run_facts import RunFacts
+from plan_adapter.text.run_markdown import run_markdown
 
 log = logging.getLogger(__name__)
+
+REPORT = "run-report"
+"""The key of the artifact with the end of a run."""
 
 
 async def end_released(store: PlanStore) -> None:
@@ -33,6 +39,17 @@ async def end_released(store: PlanStore) -> None:
             await resume_released(gate, None)
         except NoServerError as error:
             log.info("the flow run of gate %s could not be ended: %s", gate.id, error)
+
+
+def report_to_prefect(flow_run_id: str, server: Server | None) -> ReportEnd:
+    """Return the function that writes the artifact `run-report` of the flow run and sends the event about its end."""
+    server = server or current_server()
+
+    async def report_end(run: PlanRun, facts: RunFacts) -> None:
+        emit_run_event(run, facts, link=server.run_url(flow_run_id))
+        await publish_text(run_markdown(facts, run.outcome_text), key=REPORT, description=facts.cause or "")
+
+    return report_end
 
 
 def prefect_forms(flow_run_id: str, store: PlanStore, server: Server | None) -> GateForms:

@@ -173,6 +173,7 @@ def scope_of(
         leave=run_request.leave,
         log_sink=session.backend.log_sink,
         publish=session.backend.publish,
+        report_end=session.backend.report_end,
         secrets=secrets,
     )
 

@@ -303,7 +303,7 @@ def _left_behind(run: PlanRun, calls: _Calls, commands: Sequence[StartedCommand]
             continue
         name = call_name(*unit, attempt.label)
         match calls.mark(unit):
-            case Mark.DONE:
+            case Mark.DONE if unit not in calls.rollbacks:
                 done.append(name)
             case Mark.FAILED if not calls.is_undone(unit):
                 failed.append(name)

@@ -1,0 +1,44 @@
+"""`run_markdown`: how a run ended, why, what is left behind and how each step and item ended, as Markdown for an artifact."""
+
+from collections.abc import Iterator
+
+from plan_adapter.model.readable import code, duration, listed, moment, words
+from plan_adapter.text.run_facts import SHAPES, Mark, RunFacts, StepFacts
+
+SHOWN_CALLS = 20
+SHOWN_ITEMS = 100
+SHOWN_STEPS = 500
+
+
+def run_markdown(facts: RunFacts, outcome: str) -> str:
+    """Return the report of a run. All texts are escaped."""
+    lines = [f"## {SHAPES[facts.mark]} {words(outcome)}: {words(facts.name)}", ""]
+    if facts.cause is not None:
+        lines += [words(facts.cause), ""]
+    for left in facts.left_behind:
+        calls = f": {listed([code(call) for call in left.calls], SHOWN_CALLS)}" if left.calls else ""
+        lines += [f"**{words(left.what)}**{calls}", ""]
+    if facts.mark is Mark.UNDONE and not facts.left_behind:
+        lines += ["Nothing is left behind: everything that was done is undone.", ""]
+    show, report = f"plan show {facts.id}", f"plan report {facts.id}"
+    lines += [f"{code(show)} says what to type next; {code(report)} writes everything to one HTML file.", ""]
+    lines += [f"- output {code(name)}: {code(value)}" for name, value in facts.outputs.items()]
+    lines += [f"- input {code(name)}: {code(value)}" for name, value in facts.inputs.items()]
+    by = f" by {words(facts.requested_by)}" if facts.requested_by else ""
+    lines += [f"- started {moment(facts.started_at)}{by}, took {duration(facts.duration_ms)}: {words(facts.progress)}", "", "### Steps", ""]
+    for step in facts.steps[:SHOWN_STEPS]:
+        lines += _step_lines(step)
+    if len(facts.steps) > SHOWN_STEPS:
+        lines.append(f"- {len(facts.steps) - SHOWN_STEPS} more steps")
+    return "\n".join(lines) + "\n"
+
+
+def _step_lines(step: StepFacts) -> Iterator[str]:
+    indent = "  " * step.depth
+    yield f"{indent}- {SHAPES[step.mark]} **{words(step.id)}** ({words(step.what)}){': ' if step.detail else ''}{words(step.detail)}"
+    for item in step.items[:SHOWN_ITEMS]:
+        calls = ", ".join(f"{SHAPES[call.mark]} {words(call.step_id)}" for call in item.calls)
+        text = ": ".join(part for part in (calls, words(item.detail)) if part)
+        yield f"{indent}  - {SHAPES[item.mark]} {words(item.label)}{': ' if text else ''}{text}"
+    if len(step.items) > SHOWN_ITEMS:
+        yield f"{indent}  - {len(step.items) - SHOWN_ITEMS} more items"

@@ -1,6 +1,6 @@
 # `make demo` and `make test` first set up what is missing. They need only Python 3.11 or later, make and git.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests thorough check format generated browser faults matrix newest release-check bench blocks automations lock clean
+.PHONY: help demo test tests thorough check format generated browser faults matrix newest release-check bench blocks lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
@@ -59,10 +59,6 @@ bench: $(STAMP)  ## measure against hand-written Prefect flows
 
 blocks: $(STAMP)  ## create or update the Prefect blocks that the deployments use
 	@$(PYTHON) -m blocks
-
-automations: $(STAMP)  ## notify people of open gates: BLOCK=type/name (a notification block) AFTER=minutes (until a reminder)
-	@$(if $(BLOCK),,echo "name a notification block: make automations BLOCK=type/name, as in slack-webhook/oncall" >&2; exit 2)
-	@$(PYTHON) -m deployments.automations --block $(BLOCK) $(if $(AFTER),--after $(AFTER))
 
 lock:  ## pin the newest versions that pyproject.toml allows
 	@.ci/setup lock

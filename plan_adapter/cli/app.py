@@ -80,6 +80,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("store", "Show, verify or upgrade the database of plans and runs"),
     ),
     "Set up": (
+        Verb("notify", "Notify people of gates and of runs that did not complete"),
         Verb("doctor", "Check this installation, its server and its store"),
         Verb("down", "Stop the local Prefect server"),
         Verb("mcp", "Let agents draft, check and start plans, over MCP", function="mcp:mcp"),

@@ -23,9 +23,10 @@ from prefect.logging.loggers import flow_run_logger
 
 from plan_adapter.gates.gate import GateEventKind
 from plan_adapter.model.approvals import Approval, Gate
-from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, listed, one_line, prose, visible
+from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, listed, one_line, plain, prose, visible
 from plan_adapter.model.record import PlanRun
 from plan_adapter.text.commands import answer_command
+from plan_adapter.text.gate_text import split_text
 from plan_adapter.text.run_facts import RunFacts
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,8 @@ def emit_gate_event(
                     "link": link,
                     "plan": one_line(gate.name),
                     "asks": gate.kind,
+                    "requested_by": None if run.requested_by is None else one_line(run.requested_by),
+                    "first_screen": [] if kind == "answered" else _first_screen(gate),
                     "step": gate.step_id,
                     "call_kind": gate.call_kind,
                     "item": item_number(gate.item),
@@ -144,6 +147,12 @@ def emit_gate_event(
         )
     except Exception as error:
         log.warning("the event plan.gate.%s of gate %s was not sent: %s", kind, gate.id, error)
+
+
+def _first_screen(gate: Gate) -> list[str]:
+    """Return the first lines of what a gate asks about, as plain text."""
+    lines = [line.strip() for line in plain(split_text(gate.text)[0]).splitlines()]
+    return [line for line in lines if line][:MAX_SCREEN_LINES]
 
 
 def emit_run_event(run: PlanRun, facts: RunFacts, *, link: str | None) -> None:
@@ -171,6 +180,10 @@ def emit_run_event(run: PlanRun, facts: RunFacts, *, link: str | None) -> None:
         )
     except Exception as error:
         log.warning("the event about the end of run %s was not sent: %s", run.id, error)
+
+
+MAX_SCREEN_LINES = 20
+"""How many lines of a gate an event has."""
 
 
 async def publish_text(text: str, *, key: str, description: str) -> None:

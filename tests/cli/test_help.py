@@ -33,7 +33,7 @@ def test_help_groups_the_verbs_by_activity(plan: Plan, word: str) -> None:
         "Look": ["runs", "show", "graph", "report", "versions", "diff", "logs", "export", "explain", "guide"],
         "Repair": ["resume", "revise", "cancel", "reconcile"],
         "Keep": ["save", "prune", "erase", "store"],
-        "Set up": ["doctor", "down", "mcp"],
+        "Set up": ["notify", "doctor", "down", "mcp"],
     }
     assert max(len(line) for line in result.out.splitlines()) <= 120
 

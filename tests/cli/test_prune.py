@@ -120,7 +120,7 @@ def test_runs_of_plans_with_other_operators_are_kept(plan: Plan, runs: list[str]
     ("arguments", "message"),
     [
         (("--older-than", "0m"), "add --yes, or --dry-run"),
-        (("--older-than", "soon", "--yes"), "write a number and m, h, d or w, as in --older-than 90d"),
+        (("--older-than", "soon", "--yes"), "write a number and s, m, h, d or w, as in --older-than 90d"),
         (("--older-than", "1d", "--status", "dead", "--yes"), "there is no status `dead`"),
         (("--yes",), "--older-than"),
     ],

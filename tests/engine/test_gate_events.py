@@ -66,6 +66,8 @@ async def test_an_answer_becomes_an_event_that_automations_can_use() -> None:
         "link": "http://ui/run",
         "plan": "deploy",
         "asks": "approval",
+        "requested_by": None,
+        "first_screen": [],
         "step": "部署",
         "item": None,
         "label": None,

@@ -1,10 +1,8 @@
 """`plan prune`."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -13,6 +11,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.asking import ask_to_confirm, is_at_terminal
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import names_of_runbook, open_store, parse_status
+from plan_adapter.cli.spans import parse_span
 from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.signatures import default_key
 from plan_adapter.local.settings import Settings
@@ -20,9 +19,6 @@ from plan_adapter.model.readable import counted, moment
 
 if TYPE_CHECKING:
     from plan_adapter.store.retention import OldRun
-
-_AGE = re.compile(r"(\d{1,5})([mhdw])")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 async def prune(
@@ -45,7 +41,7 @@ async def prune(
     shows and checks it. You can interrupt the command and repeat it.
 
     Args:
-        older_than: How long ago a run must have ended: `90d`; m, h, d and w are minutes, hours, days and weeks.
+        older_than: How long ago a run must have ended: `90d`; s, m, h, d and w are seconds, minutes, hours, days, weeks.
         runbook: Delete only runs of plans with this name, also as Prefect shows it.
         status: Delete only runs with this status: completed, failed, cancelled or partial.
         dry_run: List what would be deleted, and delete nothing.
@@ -55,7 +51,7 @@ async def prune(
     """
     from plan_adapter.runs.prune import find_old_runs, prune_runs, remove_results, sign_tombstones  # imports SQLAlchemy
 
-    settings, age, account = Settings(), _parse_age(older_than), os_user()
+    settings, age, account = Settings(), parse_span(older_than, option="--older-than"), os_user()
     if not (yes or dry_run or (is_at_terminal() and not json)):
         raise UsageError("`plan prune` deletes records: add --yes, or --dry-run to see which")
     key = default_key(settings) if sign else None  # before anything is deleted
@@ -80,13 +76,6 @@ async def prune(
     results = f"; removed the result files of {counted(folders, 'run')}" if folders else ""
     output.note(_summary("deleted", processed) + results + (f"; signed the tombstones up to number {signed}" if signed else ""))
     return ExitCode.DONE
-
-
-def _parse_age(text: str) -> timedelta:
-    found = _AGE.fullmatch(text)
-    if found is None:
-        raise UsageError(f"`--older-than {text}`: write a number and m, h, d or w, as in --older-than 90d")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 def _print_runs(runs: "Iterable[OldRun]", *, as_json: bool) -> None:

@@ -1,15 +1,13 @@
-"""Tests of the automations that notify people of open gates, on a real server with a real endpoint."""
+"""Tests of `plan notify`: automations that notify people of gates and of failed runs, on a real server with a real endpoint."""
 
 import contextlib
 import json
 import queue
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -21,12 +19,10 @@ from prefect.events import emit_event
 from prefect.events.schemas.automations import Automation
 from pydantic import SecretStr
 
-from deployments.automations import FOLDER, main, read
+from plan_adapter.cli.app import main
+from plan_adapter.engine.notifications import NOTIFICATIONS, Notification, automation_of
 
-NAMES = ["plan-gate-opened", "plan-gate-unanswered"]
-FILES = sorted(FOLDER.glob("*.yaml"))
-MINIMUM_MINUTES = "0.1667"
-"""Prefect's minimum of ten seconds."""
+NAMES = ["plan-gate-opened", "plan-gate-unanswered", "plan-gate-answered", "plan-run-not-completed"]
 
 
 class Endpoint:
@@ -100,6 +96,11 @@ def applied() -> list[Automation]:
         return [found for name in NAMES for found in client.read_automations_by_name(name)]
 
 
+def words_of(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """Return what was done with which automation."""
+    return [line.partition(":")[0].split() for line in capsys.readouterr().out.splitlines()]
+
+
 def emit(what: str, gate: str, **payload: Any) -> None:
     """Emit an event of `gate` with the same fields as the engine."""
     known = dict.fromkeys(["link", "plan", "step", "age_seconds", "digest", "by", "decision", "note"]) | payload
@@ -108,34 +109,35 @@ def emit(what: str, gate: str, **payload: Any) -> None:
 
 @pytest.mark.thorough
 def test_applying_twice_updates_the_two_automations(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--block", block]) == 0
-    assert capsys.readouterr().out == "created plan-gate-opened\ncreated plan-gate-unanswered\n"
+    assert main(["notify", block]) == 0
+    assert words_of(capsys) == [["created", name] for name in NAMES]
     first = applied()
-    assert main(["--block", block, block, "--after", "45"]) == 0
-    assert capsys.readouterr().out == "updated plan-gate-opened\nupdated plan-gate-unanswered\n"
+    assert main(["notify", block, block, "--after", "45m"]) == 0
+    assert words_of(capsys) == [["updated", name] for name in NAMES]
     second = applied()
     assert [found.id for found in second] == [found.id for found in first]
-    assert [len(found.actions) for found in second] == [1, 1]
-    assert [found.trigger.within for found in first] == [timedelta(0), timedelta(minutes=30)]  # pyright: ignore[reportAttributeAccessIssue]
-    assert [found.trigger.within for found in second] == [timedelta(0), timedelta(minutes=45)]  # pyright: ignore[reportAttributeAccessIssue]
+    assert [len(found.actions) for found in second] == [1] * 4
+    assert [found.trigger.within for found in first] == [timedelta(0), timedelta(minutes=30), timedelta(0), timedelta(0)]  # pyright: ignore[reportAttributeAccessIssue]
+    assert [found.trigger.within for found in second] == [timedelta(0), timedelta(minutes=45), timedelta(0), timedelta(0)]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.thorough
 def test_a_disabled_automation_stays_disabled(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--block", block]) == 0
+    assert main(["notify", block]) == 0
     with get_client(sync_client=True) as client:
         client.pause_automation(applied()[1].id)
     capsys.readouterr()
-    assert main(["--block", block]) == 0
-    assert capsys.readouterr().out == "updated plan-gate-opened\nupdated plan-gate-unanswered (it is disabled and stays disabled)\n"
-    assert [found.enabled for found in applied()] == [True, False]
+    assert main(["notify", block]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith(" (it is disabled and stays disabled)") for line in lines] == [False, True, False, False]
+    assert [found.enabled for found in applied()] == [True, False, True, True]
 
 
 COMMAND = "plan approve 0192f0c4-0000-7000-8000-000000000001 --digest 0123456789ab"
 
 
 def test_the_notification_of_a_gate_has_its_link_and_does_not_evaluate_its_text(block: str, endpoint: Endpoint) -> None:
-    assert main(["--block", block]) == 0
+    assert main(["notify", block]) == 0
     plan = f"重启 {uuid4().hex}"
     emit(
         "opened",
@@ -172,7 +174,7 @@ def test_the_notification_of_a_gate_has_its_link_and_does_not_evaluate_its_text(
 
 @pytest.mark.thorough
 def test_only_a_gate_that_is_still_open_gets_a_reminder(block: str, endpoint: Endpoint) -> None:
-    assert main(["--block", block, "--after", MINIMUM_MINUTES]) == 0
+    assert main(["notify", block, "--after", "10s"]) == 0
     answered, expired, waiting = (f"{word} {uuid4().hex}" for word in ("answered", "expired", "waiting"))
     gates = {plan: uuid4().hex for plan in (answered, expired, waiting)}
     # One after the other, because on a busy machine a notification may take as long as the time until a reminder.
@@ -192,43 +194,82 @@ def test_only_a_gate_that_is_still_open_gets_a_reminder(block: str, endpoint: En
     assert first.endswith(" seconds.")
     assert second == "Read it and answer: https://plans.example/1"
     # Their reminders would have been due before this one.
-    assert [len(endpoint.about(plan)) for plan in (answered, expired)] == [1, 1]
+    subjects = [notification["subject"] for plan in (answered, expired) for notification in endpoint.about(plan)]
+    assert not [subject for subject in subjects if subject.startswith("Still waiting")]
+
+
+def test_who_asked_the_first_screen_and_the_kind_of_question_are_in_the_notification(block: str, endpoint: Endpoint) -> None:
+    assert main(["notify", block]) == 0
+    plan = f"重启 {uuid4().hex}"
+    emit("opened", uuid4().hex, plan=plan, asks="question", step="decide", requested_by="安娜", first_screen=["Switch to 东站?", "- a <b>"])
+    (notification,) = endpoint.wait_for(plan)
+    assert notification["subject"] == f"Question: {plan}, step decide"
+    assert notification["body"].splitlines() == [
+        f"The step decide of the plan {plan} waits for an answer.",
+        "Asked by 安娜.",
+        "Switch to 东站?",
+        "- a ＜b＞",
+        "`plan gates` lists it.",
+    ]
+
+
+def test_an_answer_and_the_end_of_a_run_that_did_not_complete_are_told(block: str, endpoint: Endpoint) -> None:
+    assert main(["notify", block]) == 0
+    plan = f"重启 {uuid4().hex}"
+    emit("answered", uuid4().hex, plan=plan, step="restart", by="ana", decision="approve", note="看过了", link="https://plans.example/1")
+    (answered,) = endpoint.wait_for(plan)
+    assert answered["subject"] == f"Answered: {plan}, step restart"
+    assert answered["body"].splitlines() == [
+        f"The step restart of the plan {plan} was answered by ana: approve.",
+        "Note: 看过了",
+        "The run: https://plans.example/1",
+    ]
+    failed = f"发布 {uuid4().hex}"
+    ended = {"outcome": "Partial", "plan": failed, "cause": "web-3: refused", "left_behind": ["done, and not undone: drain[web-3]"]}
+    known = {"requested_by": "bo", "command": "plan show 1", "link": None}
+    assert emit_event("plan.run.partial", resource={"prefect.resource.id": f"plan.run.{uuid4().hex}"}, payload=ended | known)
+    (notification,) = endpoint.wait_for(failed)
+    assert notification["subject"] == f"Partial: {failed}"
+    assert notification["body"].splitlines() == [
+        "web-3: refused",
+        "Left behind: done, and not undone: drain［web-3］",
+        "Asked by bo.",
+        "`plan runs` lists it.",
+        "From a command line: `plan show 1`",
+    ]
 
 
 def test_an_unknown_block_is_refused_and_the_error_lists_the_known_ones(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     Secret(value=SecretStr("no notification")).save("oncall", overwrite=True)
     for name in ("slack-webhook/oncall", "secret/oncall", "", "\x1b[31m"):
-        assert main(["--block", name]) == 1
-        message = capsys.readouterr().err
+        assert main(["notify", name]) == 2
+        message = capsys.readouterr().err.removeprefix("plan: ")
         assert message.startswith(f"no notification block is called `{name}`: ".replace("\x1b", "\\x1b"))
         assert block in message
-    assert main(["--block", block[:-1]]) == 1
-    assert capsys.readouterr().err == f"no notification block is called `{block[:-1]}`: did you mean `{block}`?\n"
+    assert main(["notify", block[:-1]]) == 2
+    assert capsys.readouterr().err == f"plan: no notification block is called `{block[:-1]}`: did you mean `{block}`?\n"
     Secret.delete("oncall")
     assert applied() == []
 
 
-def test_make_says_which_argument_is_missing() -> None:
-    root = Path(__file__).parent.parent.parent
-    done = subprocess.run(["make", "--old-file=.venv/ready", "automations"], cwd=root, capture_output=True, text=True, check=False)
-    assert (done.returncode, "make automations BLOCK=type/name" in done.stderr, "usage:" in done.stderr) == (2, True, False)
+def test_a_block_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["notify"]) == 2
+    assert "notify whom?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("minutes", ["0", "0.1", "-1", "nan", "inf", "1e9", "soon"])
-def test_an_invalid_reminder_time_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--block", "a/b", f"--after={minutes}"])
-    assert ended.value.code == 2
-    assert "minutes" in capsys.readouterr().err
+@pytest.mark.parametrize("after", ["0m", "9s", "-1", "nan", "30", "soon"])
+def test_an_invalid_reminder_time_is_refused(after: str, block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["notify", block, f"--after={after}"]) == 2
+    assert f"--after {after}" in capsys.readouterr().err
+    assert applied() == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_prefect_accepts_each_automation_file(path: Path) -> None:
-    from prefect.client.schemas.objects import BlockDocument
+@pytest.mark.parametrize("notification", NOTIFICATIONS, ids=lambda notification: notification.name)
+def test_prefect_accepts_each_automation(notification: Notification) -> None:
     from prefect.server.events.schemas.automations import AutomationCreate
 
-    chat, mail = (BlockDocument.model_construct(id=uuid4()) for _ in range(2))
-    automation = read(path, [chat, mail], after=timedelta(minutes=30))
+    chat, mail = uuid4(), uuid4()
+    automation = automation_of(notification, [chat, mail], after=timedelta(minutes=30))
     created = AutomationCreate.model_validate(automation.model_dump(mode="json"))  # it compiles the templates
     assert created.name in NAMES
-    assert [getattr(action, "block_document_id", None) for action in created.actions] == [chat.id, mail.id]
+    assert [getattr(action, "block_document_id", None) for action in created.actions] == [chat, mail]

@@ -12,7 +12,9 @@ from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.problems import Problem
-from plan_adapter.model.readable import code, listed, prose, safe_name, words
+from plan_adapter.model.readable import code, duration, listed, prose, safe_name, words
+from plan_adapter.text.plan_graph import FINAL_LABEL
+from plan_adapter.text.preview import preview_plan
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.inputs import form_schema, read_values
 
@@ -87,23 +89,38 @@ def _mention_schedule(problem: Problem) -> Problem:
 
 
 def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
-    """Return Markdown: what the plan does, its steps, and who approves."""
+    """Return Markdown: what the plan does, who approves, what cannot be undone, what it needs, how long it may take, and its steps."""
     plan = validated.plan
-    steps = [
-        f"{number}. {code(step.id)} ({_describe_call(step, validated)}): {prose(step.description)}"
-        for number, step in enumerate(plan.all_steps[:MAX_STEPS], start=1)
-    ]
+    preview = preview_plan(validated, inputs=None, approval_digest=None, requires_approval=False, gate_effects=policy.gate_effects)
+    final = [code(step.step.id) for step in preview.irreversible if not step.step.inner]
+    facts = [f"**Approval**: {_describe_approval(validated, policy)}"]
+    facts += [f"**Cannot be undone**: {listed(final, 20)}"] if final else []
+    facts += [f"**Secrets**: {listed([code(name) for name in preview.secrets], 20)}"] if preview.secrets else []
+    facts += [f"**Takes at most**: {duration(preview.worst_case_ms)}, without waits"] if preview.worst_case_ms is not None else []
+    lines, finals = list[str](), {step.id for step in plan.finally_}
+    for step in plan.all_steps[:MAX_STEPS]:
+        if step.id in finals and FINAL_LABEL not in lines:
+            lines += ["", FINAL_LABEL, ""]
+        indent = "  " * _depth(step, validated)
+        text = f": {prose(step.description)}" if step.description else ""
+        lines.append(f"{indent}- {code(step.local_id)} ({_describe_call(step, validated)}){text}")
     if len(plan.all_steps) > MAX_STEPS:
-        steps.append(f"\n… and {len(plan.all_steps) - MAX_STEPS} more steps")
-    return "\n".join([prose(plan.description), "", "**Steps**", "", *steps, "", f"**Approval**: {_describe_approval(validated, policy)}"])
+        lines += ["", f"… and {len(plan.all_steps) - MAX_STEPS} more steps"]
+    return "\n".join([prose(plan.description), "", *(line for fact in facts for line in (fact, "")), "**Steps**", "", *lines])
+
+
+def _depth(step: Step, validated: ValidatedPlan) -> int:
+    return 0 if step.outer is None else 1 + _depth(validated.steps[step.outer], validated)
 
 
 def _describe_call(step: Step, validated: ValidatedPlan) -> str:
-    within = f", in {code(step.outer)}" if step.outer is not None else ""
+    if step.ask is not None:
+        return "question"
+    if step.is_group:
+        return "for each item"
     if step.tool_name is None:
-        plan = f"plan {code(step.plan)}" if step.plan is not None else step.called
-        return f"{'question' if step.ask is not None else plan}{within}"
-    return f"{words(step.tool_name)}, {validated.effect_of(step.id)}{within}"
+        return f"plan {code(step.plan)}" if step.plan is not None else step.called
+    return f"{words(step.tool_name)}, {validated.effect_of(step.id)}"
 
 
 def _describe_approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
@@ -111,7 +128,7 @@ def _describe_approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str
     who = "anyone" if gate_policy.approvers is None else listed([words(name) for name in gate_policy.approvers], 20) or "nobody"
     gated = [code(step.id) for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
     if requires_approval(validated.plan, policy):
-        return f"each run waits for {who}" + (f" and asks again before {listed(gated, 20)}" if gated else "")
+        return f"each run waits for an approval by {who}" + (f" and asks again before {listed(gated, 20)}" if gated else "")
     return f"a run asks before {listed(gated, 20)}; {who} may answer" if gated else "a run needs none"
 
 

@@ -374,13 +374,13 @@ def input_from_schema(schema: Mapping[str, Any]) -> Input:
 
 
 def form_schema(inputs: Mapping[str, Input]) -> dict[str, JsonValue]:
-    """Return the schema of a form as Prefect's UI reads it: in the order of the plan, with titles.
+    """Return the schema of a form as Prefect's UI reads it: required fields first, otherwise in the order of the plan, with titles.
 
     Titles and descriptions can neither hide text nor make links or HTML: one of Prefect's UIs renders them as Markdown.
     """
     properties: dict[str, JsonValue] = {
         name: {**_field_schema(declared), "title": prose(declared.title or name), "position": position}
-        for position, (name, declared) in enumerate(inputs.items())
+        for position, (name, declared) in enumerate(sorted(inputs.items(), key=lambda item: not item[1].is_required))
     }
     required: list[JsonValue] = [name for name, declared in inputs.items() if declared.is_required]
     return {"title": "Parameters", "type": "object", "properties": properties, "required": required, "definitions": {}}

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from plan_adapter import ToolRegistry
+from plan_adapter import ExecutionPlan, Step, ToolRegistry
 from plan_adapter.documents import is_test_file, plan_schema
 from plan_adapter.engine.deployments import DeploymentOptions
 from plan_adapter.gates.policy import effective_policy
@@ -59,14 +59,28 @@ def test_a_runbook_can_be_deployed_with_a_form_that_explains_each_input(name: st
 
 def test_the_description_of_a_deployment_names_questions_and_groups() -> None:
     described = dict[str, str]()
-    for name in ("incident-response", "rolling-restart"):
+    for name in ("incident-response", "rolling-restart", "user-offboarding"):
         validated = validate(load_plan(RUNBOOKS / f"{name}.yaml"), ToolRegistry.with_builtins())
         deployment = runbook_deployment(validated, effective_policy(Settings()), inputs={}, options=DeploymentOptions())
         described[name] = deployment.description
-    assert "4. `decide` (question): 由值班负责人决定如何处置\n" in described["incident-response"]
-    assert described["incident-response"].endswith("**Approval**: a run asks before `decide`; anyone may answer")
-    assert "2. `drain` (http_send, idempotent_write, in `nodes`): Take the node out of the pool\n" in described["rolling-restart"]
-    assert described["rolling-restart"].endswith("**Approval**: each run waits for anyone and asks again before `nodes`")
+    assert "- `decide` (question): 由值班负责人决定如何处置\n" in described["incident-response"]
+    assert "\n\n**Approval**: a run asks before `decide`; anyone may answer\n\n" in described["incident-response"]
+    group = "- `nodes` (for each item): Restart each node before the next one is touched\n"
+    assert f"{group}  - `drain` (http_send, idempotent_write): Take the node out of the pool\n" in described["rolling-restart"]
+    approval = "**Approval**: each run waits for an approval by anyone and asks again before `nodes`"
+    assert f"\n\n{approval}\n\n" in described["rolling-restart"]
+    assert "**Cannot be undone**: `report`\n\n**Secrets**: `application_database_url`\n" in described["user-offboarding"]
+
+
+def test_the_description_of_a_deployment_says_what_always_runs_at_the_end() -> None:
+    plan = ExecutionPlan(description="d")
+    plan.add_step("run_command", "Do it", {"argv": ["true"]}, id="do")
+    plan.finally_.append(Step(id="clean", tool_name="run_command", description="Clean up", parameters={"argv": ["true"]}))
+    validated = validate(plan, ToolRegistry.with_builtins())
+    deployment = runbook_deployment(validated, effective_policy(Settings()), inputs={}, options=DeploymentOptions())
+    assert deployment.description.endswith(
+        "do` (run_command, write): Do it\n\nalways, at the end\n\n- `clean` (run_command, write): Clean up"
+    )
 
 
 def test_the_description_of_a_deployment_names_goals() -> None:
@@ -75,7 +89,7 @@ def test_the_description_of_a_deployment_names_goals() -> None:
     )
     validated = validate(plan, ToolRegistry.with_builtins())
     deployment = runbook_deployment(validated, effective_policy(Settings()), inputs={}, options=DeploymentOptions())
-    assert "1. `free` (goal): Free it\n" in deployment.description
+    assert deployment.description.endswith("- `free` (goal): Free it")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,5 +1,6 @@
 """How `plan show` lays out the facts of a run: the outcome, the cause and what to type first, then one line for each step and item."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import age
 from plan_adapter.cli.output import Line
 from plan_adapter.model.readable import duration, listed, moment
+from plan_adapter.model.record import MIN_END_CHARACTERS
 from plan_adapter.text.run_facts import ASCII_SHAPES, SHAPES, ItemFacts, Mark, RunFacts, StepFacts
 
 STYLES: Mapping[Mark, str] = {
@@ -27,6 +29,8 @@ MAX_NAME_CELLS = 24
 
 SHOWN_ITEMS = 20
 """How many items of a step are shown. The failed and the unfinished ones come first."""
+
+_COMMAND = re.compile(r"`(plan [^`]+)`")
 
 SHOWN_CALLS = 8
 """How many calls the line about what is left behind names for each kind."""
@@ -48,6 +52,7 @@ class ViewedRun:
     approvals: Sequence[str]
     notes: Sequence[str]  # steps of earlier versions, changed code
     now: datetime
+    on_terminal: bool = False
 
 
 def run_lines(run: ViewedRun) -> list[Line]:
@@ -78,7 +83,18 @@ class _RunView:
         if facts.mark is Mark.UNDONE and not facts.left_behind:
             yield Line("nothing is left behind: everything that was done is undone", indent=2)
         if self._run.next_text is not None:
-            yield Line(f"next: {self._run.next_text}", indent=2, style="bold")
+            yield from self._next(self._run.next_text)
+
+    def _next(self, text: str) -> Iterator[Line]:
+        """Yield what to type: in a file the whole hint, on a terminal each command on a line of its own, short enough to read and copy."""
+        if not self._run.on_terminal:
+            yield Line(f"next: {text}", indent=2, style="bold")
+            return
+        first, *rest = _COMMAND.split(text.replace(self._facts.id, self._facts.id[-MIN_END_CHARACTERS:]))
+        yield Line(f"next: {first.rstrip(' ,;:')}".rstrip(), indent=2, style="bold")
+        for command, after in zip(rest[::2], rest[1::2], strict=True):
+            about = after.partition(";")[0] if after.startswith(" ") else ""  # with a comma or a semicolon, something else begins
+            yield Line(command + (f"  # {about.strip()}" if about.strip() else ""), indent=4, style="bold")
 
     def about(self) -> Iterator[Line]:
         """Yield when, by whom, with what and approved by whom."""

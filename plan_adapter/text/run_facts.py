@@ -1,6 +1,6 @@
 """`run_facts` returns what is true of a run, as values. Views, reports and lists word and lay out these, and compute none of their own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -121,18 +121,18 @@ def run_facts(
     commands: Sequence[StartedCommand] = (),
     *,
     run_name: str | None = None,
-    is_waiting: bool = False,
+    waiting: Collection[tuple[str | None, int | None]] = (),
 ) -> RunFacts:
     """Return the facts of `run`. `attempts` and `receipts` are all of its own, and `commands` those without a recorded end.
 
-    `is_waiting`: it waits for an answer at a gate.
+    `waiting`: the steps and items at whose gates it waits for an answer; a step None stands for the plan.
     """
-    calls = _Calls(run, attempts, receipts)
+    calls = _Calls(run, attempts, receipts, waiting)
     return RunFacts(
         id=run.id,
         name=run.name,
         run_name=run_name,
-        mark=_mark_of_run(run, is_waiting=is_waiting),
+        mark=_mark_of_run(run, is_waiting=bool(waiting)),
         cause=one_line((run.rollback.cause if run.rollback is not None else run.message) or run.rejection_note or "") or None,
         requested_by=run.requested_by,
         started_at=run.started_at,
@@ -188,7 +188,10 @@ def mark_of(step: StepRun | GroupItem) -> Mark:
 class _Calls:
     """The last call and the last rollback of each step and item, with their ends."""
 
-    def __init__(self, run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Receipt]) -> None:
+    def __init__(
+        self, run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Receipt], waiting: Collection[tuple[str | None, int | None]]
+    ) -> None:
+        self.waiting = frozenset(waiting)
         self._is_live = run.completed_at is None and run.reason is not RunReason.INTERRUPTED
         self._ends = {receipt.attempt_id: receipt for receipt in receipts}
         self.steps, self.rollbacks = dict[Unit, Attempt](), dict[Unit, Attempt]()
@@ -211,6 +214,8 @@ class _Calls:
 
     def mark(self, unit: Unit) -> Mark:
         """Return how the last call of `unit` stands."""
+        if unit in self.waiting:
+            return Mark.WAITING
         attempt = self.steps.get(unit)
         if attempt is None:
             return Mark.PENDING
@@ -235,7 +240,8 @@ def _step_facts(run: PlanRun, calls: _Calls) -> list[StepFacts]:
         items = _group_items(run, step, calls) if step.items else _list_items(step, calls)
         has_failed_item = any(item.mark is Mark.FAILED for item in items)
         detail = _count_text(items) if has_failed_item else _detail(step)
-        facts.append(StepFacts(step.id, mark_of(step), _what(step), detail, depths[step.id], items))
+        mark = Mark.WAITING if any(name == step.id for name, _ in calls.waiting) else mark_of(step)
+        facts.append(StepFacts(step.id, mark, _what(step), detail, depths[step.id], items))
     return facts
 
 
@@ -270,7 +276,8 @@ def _group_items(run: PlanRun, group: StepRun, calls: _Calls) -> tuple[ItemFacts
         errors = [end.error for unit in units if (end := _end_of(unit, calls)) is not None and end.error and not end.is_abort]
         error = one_line(errors[0]) if errors and item.status is StepStatus.FAILED else ""
         made = tuple(CallFacts(step.id, calls.mark(unit)) for step, unit in zip(inside, units, strict=True))
-        found.append(ItemFacts(item.label, mark_of(item), made, error))
+        mark = Mark.WAITING if (group.id, number) in calls.waiting else mark_of(item)
+        found.append(ItemFacts(item.label, mark, made, error))
     return tuple(found)
 
 

@@ -13,9 +13,10 @@ from tests.cli.conftest import Plan
 from tests.cli.gated import resumed, signer
 from tests.cli.test_questions import asking
 from tests.cli.test_run import TOOLS, document, step
+from tests.cli.test_terminal import Terminal, terminals
 from tests.cli.test_unknown_outcomes import slow
 
-__all__ = ["signer"]
+__all__ = ["signer", "terminals"]
 
 RESTART = """
 name: rolling-restart
@@ -135,8 +136,33 @@ def test_a_run_that_waits_at_an_item_shows_what_is_asked_and_what_to_type(plan: 
     text = shown(plan)
     assert text.splitlines()[:2] == ["⏸ Waiting at nodes[web-1] (no process waits): 试运行", "  逐个重启"]
     assert "  waits for an approval of step nodes[web-1] since <moment> (<time>); no" in text
-    assert "    · web-2  · restart\n" in text
+    assert "    ⏸ web-1  · restart\n    · web-2  · restart\n" in text
     assert f"`plan approve {run_id} --step nodes --item web-1 --digest " in plan("show", run_id).next
+
+
+def test_on_a_terminal_each_command_is_a_line_and_nothing_is_markdown(plan: Plan, terminals: list[Terminal]) -> None:
+    run_id = asking(plan)
+    short, digest = run_id[-6:], plan("show", run_id, "--json").run["gates"][0]["digest"][:12]
+    for arguments in (
+        ("show", run_id),
+        ("show", run_id, "--all"),
+        ("answer", run_id, "decide", "--show"),
+        ("preview", "计划.json", *TOOLS),
+    ):
+        terminal = Terminal(*arguments)
+        terminals.append(terminal)
+        assert terminal.end() == 0
+        assert not re.search(r"\*\*|^#+ |\\[\[_]", terminal.shown, re.MULTILINE), terminal.shown
+    lines = terminals[0].shown.splitlines()
+    assert lines[:3] == ["⏸ Waiting at decide (no process waits): 试运行", "  Switch to 东站?", lines[2]]
+    assert lines[2].startswith("  answer with choice=switch or wait; nodes=integer")
+    begin = lines.index("  next: waiting for an answer")
+    assert lines[begin + 1 : begin + 4] == [
+        f"    plan answer {short} decide --digest {digest} FIELD=VALUE…",
+        f"    plan resume {short} --offline",
+        "    plan gates  # lists everything that waits",
+    ]
+    assert "⏸ decide  question" in lines
 
 
 def test_a_run_that_asks_a_question_shows_it(plan: Plan) -> None:

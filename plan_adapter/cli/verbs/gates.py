@@ -116,7 +116,7 @@ def _print_gates(
             if (running := commands.get(gate.approval_digest)) is not None:
                 output.line(f"{gate.run_id} {gate_place(gate)}: its command {one_line(running)}")
         if gate.kind == "question":
-            fields = "; ".join(_field_text(name, field) for name, field in gate.fields.items())
+            fields = "; ".join(field_text(name, field) for name, field in gate.fields.items())
             question = one_line(gate.description.strip())
             question = question if len(question) <= SHOWN_CHARACTERS else f"{cut(question, SHOWN_CHARACTERS)} …"
             output.line(f"{gate.run_id} {gate_place(gate)} asks: {question} (answer with {fields})")
@@ -129,7 +129,7 @@ def _print_gates(
     output.note(f"`{answer_command(shown[0])}` answers the first one{who}{more}")
 
 
-def _field_text(name: str, field: "Input") -> str:
+def field_text(name: str, field: "Input") -> str:
     """Return a field of a question with the values it takes."""
     kind = " or ".join(as_text(choice) for choice in field.enum) if field.enum else field.type
     return f"{name}={one_line(kind)}{plain(limits_of(field))}" + ("" if field.is_required else f" (by default {as_text(field.default)})")

@@ -1,5 +1,6 @@
 """`plan show`."""
 
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.run_view import ViewedRun, run_lines
 from plan_adapter.cli.sources import STDIN, STORE_PREFIX, is_stored, open_store, plan_of
+from plan_adapter.cli.verbs.gates import field_text
 from plan_adapter.gates.tool_changes import CodeChange, code_changes
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import plan_digest
@@ -151,6 +153,7 @@ def viewed(found: ShownRun) -> ViewedRun:
         approvals=answers[-SHOWN_APPROVALS:],
         notes=[plain(note) for note in notes],
         now=state.now,
+        on_terminal=sys.stdout.isatty(),
     )
 
 
@@ -158,6 +161,8 @@ def _asked_lines(gate: "Gate", now: "datetime") -> list[str]:
     """Return what a gate asks, and since when."""
     what = one_line(gate.description)
     waits = plain(gate_line(gate, now))
+    if gate.kind == "question":
+        return [what, f"answer with {'; '.join(field_text(name, field) for name, field in gate.fields.items())}", waits]
     return [what, waits] if gate.step_id is not None and what else [waits]
 
 
@@ -204,7 +209,9 @@ async def find_plan_or_run(source: str) -> "ExecutionPlan | ShownRun":
             rounds = rounds_of(receipts, attempts, state.answers)
             listed = await state_of(run, state.gates, store, settings)
             run_name = name_of_run(await store.get(run.digest), run.inputs)
-            facts = run_facts(run, attempts, receipts, commands, run_name=run_name, is_waiting=bool(state.gates))
+            facts = run_facts(
+                run, attempts, receipts, commands, run_name=run_name, waiting=[(gate.step_id, gate.item) for gate in state.gates]
+            )
             gates = await store.gates.find(run_id=run.id, open_only=False)
             return ShownRun(
                 state, code_changes(attempts), calls, rounds, earlier, facts, listed.text, state.hint(), attempts, receipts, gates

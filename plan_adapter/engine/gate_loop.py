@@ -14,7 +14,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from prefect import Flow
+from prefect import Flow, tags
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import State, StateType
 from prefect.client.schemas.responses import SetStateStatus
@@ -57,6 +57,9 @@ CLOSED_CHECK_SECONDS = 0.5
 
 ApprovalOf: TypeAlias = Callable[[str], Awaitable[Approval | None]]
 """Returns the answer that closed the gate with this id, as `PlanStore.gates.answer_to` does."""
+
+WAITING_TAG = "waiting"
+"""The tag of the page of a step's gate."""
 
 _VERBS: dict[GateKind, str] = {"approval": "approve", "question": "answer", "outcome": "resolve"}
 _DECISION_STATE_NAMES: dict[Decision, str] = {"approve": "Approved", "reject": "Rejected", "request_changes": "ChangesRequested"}
@@ -352,7 +355,8 @@ class _StepGate:
         wait = FIRST_WAIT
         while not (self._pending.closed.done() or self._stopped):
             try:
-                await self._build_flow()(return_state=True)
+                with tags(*self._tags):
+                    await self._build_flow()(return_state=True)
             except SERVER_ERRORS as error:
                 log.warning("the form of step %s cannot be shown (%s); retrying", self._pending.request.step_id, type(error).__name__)
                 await asyncio.wait({self._pending.closed}, timeout=wait)
@@ -361,6 +365,17 @@ class _StepGate:
             if self._error is not None:
                 raise self._error
             return
+
+    @property
+    def _tags(self) -> list[str]:
+        """The tags of the run, and one by which a saved filter finds every page that waits."""
+        return [*(self._parent.flow_run.tags if self._parent.flow_run is not None else []), WAITING_TAG]
+
+    @property
+    def _run_name(self) -> str:
+        """The name of the plan and of the run, so that the pages of two runs of one runbook differ."""
+        name, run_name = self._pending.request.name, "" if self._parent.flow_run is None else self._parent.flow_run.name
+        return run_name if name in run_name else f"{name} ({run_name})" if run_name else name
 
     def _build_flow(self) -> Flow[..., Any]:
         request = self._pending.request
@@ -374,7 +389,7 @@ class _StepGate:
         return Flow(
             approve,
             name=safe_name(self._title),
-            flow_run_name=lambda: safe_name(f"{self._title} of {request.name}"),
+            flow_run_name=lambda: safe_name(f"{self._title} of {self._run_name}"),
             description=paragraphs(request.description),
             persist_result=False,
             retries=0,

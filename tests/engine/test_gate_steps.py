@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from uuid import UUID
 
 import pytest
-from prefect import Flow, get_client
+from prefect import Flow, get_client, tags
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
@@ -75,7 +75,24 @@ async def test_two_open_gates_are_answered_on_their_own_pages_in_any_order() -> 
     assert (first.answers[0].decision, second.answers[0].decision) == ("reject", "approve")
     assert await state_of(drain) == ("Rejected", "Rejected by ana (form): not now")
     assert await state_of(deploy) == ("Approved", "Approved by ana (form): looks right")
-    assert (await flow_run(deploy)).name == "approve 部署 of deploy"
+
+
+async def test_the_page_of_a_step_gate_has_the_name_and_the_tags_of_its_run_and_the_tag_waiting() -> None:
+    gate = InMemoryGate(request_of(step_id="部署"))
+    parents = list[FlowRun]()
+
+    async def body() -> State:
+        context = FlowRunContext.get()
+        assert context is not None
+        assert context.flow_run is not None
+        parents.append(context.flow_run)
+        return await asking_at(gate)()
+
+    with tags("web", "生产"):
+        async with flow_of(body, gate):
+            page = await flow_run(await gate.opening())
+    assert page.name == f"approve 部署 of deploy ({parents[0].name})"
+    assert sorted(page.tags) == ["waiting", "web", "生产"]
 
 
 async def test_closing_the_row_of_a_step_gate_ends_its_page() -> None:

@@ -17,7 +17,7 @@ from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
 from plan_adapter.cli.editing import PlanEditor
 from plan_adapter.cli.exit_codes import ExitCode, UsageError, code_of_error, code_with_rollbacks
 from plan_adapter.cli.progress_lines import Display, JsonDisplay, Links, PlainDisplay, detach_line
-from plan_adapter.cli.records import run_json, run_status_line
+from plan_adapter.cli.records import run_json, run_status_lines
 from plan_adapter.engine.connection import Server, ui_hint
 from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.printing import captured_prints
@@ -25,7 +25,7 @@ from plan_adapter.gates.conversation import Conversation
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
 from plan_adapter.model.hooks import Event
-from plan_adapter.model.readable import as_text
+from plan_adapter.model.readable import as_text, listed
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.text.commands import NEW_RUN_HINT, ROLLED_BACK_HINT, resolve_command, resume_command, rollback_command
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from plan_adapter.model.record import Attempt, PlanRun
     from plan_adapter.runs.run_session import Requester, RunRequest
     from plan_adapter.store.store import PlanStore
+    from plan_adapter.text.run_facts import LeftBehind
     from plan_adapter.tools.registry import ToolRegistry
 
 INTERRUPTED = {
@@ -47,6 +48,8 @@ HANDLER_CHECK_SECONDS = 0.25
 REPEAT_SECONDS = 2.0
 """Within this time a second signal counts as the first: a shell that forwards a signal to the process group sends it twice."""
 HANGUP_RETRY_SECONDS = 0.5
+SHOWN_CALLS = 8
+"""How many calls a line about what is left behind names."""
 FORCE_SECONDS = 5.0
 """How long cancelled tasks may clean up before the process exits anyway."""
 
@@ -193,7 +196,8 @@ class ForegroundRun:
                 if command.state == "running":
                     output.note(f"the command of `{command.call}` {command.in_words}")
         with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may have gone
-            show_result(run, as_json=self._as_json, hint=hint)
+            left_behind = await left_behind_of(run, self._store)
+            show_result(run, as_json=self._as_json, hint=hint, left_behind=left_behind)
         return (
             ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else await code_with_rollbacks(run, self._store)
         )
@@ -277,12 +281,24 @@ def _end_process() -> None:
     os._exit(ExitCode.INTERRUPTED)
 
 
-def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
+async def left_behind_of(run: "PlanRun", store: "PlanStore") -> "Sequence[LeftBehind]":
+    """Return what a run that did not complete has left behind. The message of a rollback says so itself."""
+    if not run.status.has_ended or run.status is PlanStatus.COMPLETED or run.rollback is not None:
+        return ()
+    from plan_adapter.text.run_facts import run_facts  # only for runs that did not complete
+
+    return run_facts(run, await store.attempts(run.id), await store.receipts(run.id)).left_behind
+
+
+def show_result(run: "PlanRun", *, as_json: bool, hint: str | None, left_behind: "Sequence[LeftBehind]" = ()) -> None:
     """Print the result of the run to stdout and what to type next to stderr: `hint`, or the default."""
     if as_json:
         output.json_line(run_json(run, steps=True))
     else:
-        output.line(run_status_line(run))
+        for line in run_status_lines(run):
+            output.line(line)
+        for left in left_behind:
+            output.line(f"  {left.what}: {listed(left.calls, SHOWN_CALLS)}")
         for name, value in run.outputs.items():
             output.line(f"{name}: {as_text(value)}")
     output.note(hint or next_command(run))

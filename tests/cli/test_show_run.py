@@ -53,11 +53,16 @@ UNDRAIN = "rollback: {tool_name: run_command, parameters: {argv: [echo, undraine
 
 def restart(plan: Plan, *, rolls_back: bool) -> str:
     """Return the id of a run that failed at its third node."""
+    write_restart(rolls_back=rolls_back)
+    return plan("run", "restart.yaml", "--offline", "--yes", "--json").run["id"]
+
+
+def write_restart(*, rolls_back: bool) -> None:
+    """Write the plan that fails at its third node."""
     text = RESTART.format(undoes=str(rolls_back).lower(), rollback=UNDRAIN if rolls_back else "").replace(
         "    rollback_failed: false\n", ""
     )
     Path("restart.yaml").write_text(text, encoding="utf-8")
-    return plan("run", "restart.yaml", "--offline", "--yes", "--json").run["id"]
 
 
 def shown(plan: Plan, *, width: int = 80) -> str:
@@ -122,6 +127,14 @@ FAILED_AT_140 = """\
 def test_a_run_that_was_rolled_back_says_so_first_and_shows_each_item(plan: Plan) -> None:
     restart(plan, rolls_back=True)
     assert shown(plan) == FAILED_AND_UNDONE
+
+
+def test_the_end_of_plan_run_says_the_cause_and_what_is_left_behind(plan: Plan) -> None:
+    write_restart(rolls_back=False)
+    status, cause, left = plan("run", "restart.yaml", "--offline", "--yes").out.splitlines()
+    assert re.fullmatch(r"rolling-restart: Partial in .*: 1 of 2 steps done, 1 skipped; 2 of 3 nodes done, 1 failed", status)
+    assert cause == "  `nodes` failed: web-3: `healthy` failed: `bash` ended with exit code 7: connect to web-3 port 8080 refused"
+    assert left == "  done, and not undone: drain[web-1], drain[数据库-2], drain[web-3]"
 
 
 def test_a_run_that_failed_says_what_it_left_behind(plan: Plan) -> None:

@@ -144,7 +144,8 @@ except BlockingIOError:
         file.write(call + chr(10))
 with open(world, "ab", buffering=0) as file:
     file.write((line + chr(10)).encode())
-while not os.path.exists(os.path.join(folder, os.environ["PLAN_ADAPTER_ATTEMPT"])):
+until = time.monotonic() + 300  # a trial that ends at a violation releases nothing
+while time.monotonic() < until and not os.path.exists(os.path.join(folder, os.environ["PLAN_ADAPTER_ATTEMPT"])):
     time.sleep(0.005)
 """
 """The program of a command: performs its effect, notes if another command of its call still runs, and ends once it is released."""

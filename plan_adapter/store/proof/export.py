@@ -96,6 +96,8 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
     implied = select(runs.c.implied_dependencies_digest).where(runs.c.id == run_id).scalar_subquery()
     newest = select(audit.c.number).where(audit.c.run_id == run_id).order_by(audit.c.number.desc()).limit(1).scalar_subquery()
     head = Rows(connection, audit, and_(audit.c.run_id == run_id, audit.c.number == newest)).first()
+    with _reading_invalid_text(connection):
+        witnessed = witnessed_by(connection, run_id)
     return {
         "format": FORMAT,
         "run": Rows(connection, runs, runs.c.id == run_id).first(),
@@ -106,7 +108,7 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
         "lease": Rows(connection, leases, leases.c.run_id == run_id).first(),
         **{table.name: Rows(connection, table, table.c.run_id == run_id) for table in LISTED},
         "head": None if head is None else head["digest"],
-        "witnessed": witnessed_by(connection, run_id),
+        "witnessed": witnessed,
     }
 
 

@@ -125,7 +125,7 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
         )
     if not is_named:
         refuse_unnamed_step(run.id, command_of(gate, options), may_ask=may_ask)
-    if not as_json and not (is_named and has_read(selector, options)):
+    if not as_json and not (is_named and needs_no_text(selector, options)):
         output.note(gate_summary(request) + "\n")
     options = await with_result(options, request, may_ask=not as_json)
     names_no_content = selector.digest is None and options.decision == "approve"
@@ -179,7 +179,7 @@ def unconfirmed_message(asked: Question, command: str, *, takes_yes: bool, api: 
     return f"nobody can confirm here, so nothing was approved: `{command}` approves exactly what waits now, and {shows}{or_yes}"
 
 
-def has_read(selector: GateSelector, options: AnswerOptions) -> bool:
+def needs_no_text(selector: GateSelector, options: AnswerOptions) -> bool:
     """Return whether a person need not be shown what they answer: they name its digest, or do not approve it."""
     return selector.digest is not None or options.decision != "approve"
 

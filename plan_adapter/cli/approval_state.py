@@ -51,6 +51,7 @@ class ApprovalState:
     stale: str | None = None  # why the last approval of the plan is stale, if a resume would ask again
     can_ask_again: bool = False  # whether a resume of the run, which has expired, asks again
     closed: Sequence[Gate] = ()  # its closed gates at steps, oldest first, if it waits for a resume
+    all_gates: Sequence[Gate] = ()
 
     @property
     def answer(self) -> Approval | None:
@@ -184,7 +185,7 @@ async def approval_state_of(
     )
     labels = await store.ledger.labels(run.id) if any(row.item is not None for row in answers) else {}
     revisions = await store.revisions.of_run(run.id)
-    state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, tools, stopped, standing, labels)
+    state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, tools, stopped, standing, labels, all_gates=all_gates)
     if run.reason is RunReason.EXPIRED:
         return replace(state, can_ask_again=await can_ask_again(run, store))
     if run.status is not PlanStatus.PENDING_APPROVAL or gates:
@@ -209,18 +210,22 @@ async def states_of(runs: Sequence[PlanRun], store: "PlanStore", settings: Setti
     if any(run.completed_at is None for run in runs):
         for gate in await store.gates.find():
             gates.setdefault(gate.run_id, []).append(gate)
-    return {run.id: await state_of(run, gates.get(run.id, []), store, settings) for run in runs}
+    listed_states = dict[str, ListedState]()
+    for run in runs:
+        open_gates = gates.get(run.id, [])
+        is_idle = run.status is PlanStatus.PENDING_APPROVAL and not open_gates
+        listed_states[run.id] = listed_state(run, open_gates, await approval_state_of(run, store, settings) if is_idle else None)
+    return listed_states
 
 
-async def state_of(run: PlanRun, gates: Sequence[Gate], store: "PlanStore", settings: Settings) -> ListedState:
-    """Return how `run` ended, or what it waits for. `gates` are its open gates."""
+def listed_state(run: PlanRun, gates: Sequence[Gate], state: ApprovalState | None) -> ListedState:
+    """Return how `run` ended, or what it waits for. `gates` are its open gates. `state` is read only if it is pending and has none."""
     if run.completed_at is None and gates:
         of_step = f"at {gate_place(gates[0])}" if len(gates) == 1 else f"at {len(gates)} gates"
         place = "for approval" if gates[0].step_id is None else of_step
         is_unattended = all(gate.attended is False and not gate.is_released for gate in gates)
         return ListedState(f"Waiting {place}" + (" (no process waits)" if is_unattended else ""), is_waiting=True)
-    if run.status is PlanStatus.PENDING_APPROVAL:
-        state = await approval_state_of(run, store, settings)
+    if run.status is PlanStatus.PENDING_APPROVAL and state is not None:
         answer = state.requested_changes or state.answer
         if state.stale is not None:
             parts = ["the approval is stale"]
@@ -251,7 +256,7 @@ def _version_line(row: "Revision") -> str:
 
 
 def gate_line(gate: Gate, now: datetime) -> str:
-    """Return what an open gate waits for, since when, until when, and who may answer, as Markdown."""
+    """Return a line of Markdown about an open gate: its question, since when and until when it waits, and who may answer."""
     what = "of the plan" if gate.step_id is None else f"of step {prose(gate_place(gate))}"
     since = f" since {moment(gate.opened_at)} ({age(now, gate.opened_at)})"
     until = f", until {moment(gate.expires_at)} ({time_left(gate.expires_at, now)})" if gate.expires_at is not None else ""

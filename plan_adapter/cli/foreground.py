@@ -17,7 +17,8 @@ from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
 from plan_adapter.cli.editing import PlanEditor
 from plan_adapter.cli.exit_codes import ExitCode, UsageError, code_of_error, code_with_rollbacks
 from plan_adapter.cli.progress_lines import Display, JsonDisplay, Links, PlainDisplay, detach_line
-from plan_adapter.cli.records import run_json, run_status_lines
+from plan_adapter.cli.records import run_json, run_message, run_status
+from plan_adapter.cli.run_view import SHOWN_CALLS
 from plan_adapter.engine.connection import Server, ui_hint
 from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.printing import captured_prints
@@ -25,7 +26,7 @@ from plan_adapter.gates.conversation import Conversation
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
 from plan_adapter.model.hooks import Event
-from plan_adapter.model.readable import as_text, listed
+from plan_adapter.model.readable import as_text
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.text.commands import NEW_RUN_HINT, ROLLED_BACK_HINT, resolve_command, resume_command, rollback_command
 
@@ -48,8 +49,6 @@ HANDLER_CHECK_SECONDS = 0.25
 REPEAT_SECONDS = 2.0
 """Within this time a second signal counts as the first: a shell that forwards a signal to the process group sends it twice."""
 HANGUP_RETRY_SECONDS = 0.5
-SHOWN_CALLS = 8
-"""How many calls a line about what is left behind names."""
 FORCE_SECONDS = 5.0
 """How long cancelled tasks may clean up before the process exits anyway."""
 
@@ -282,7 +281,7 @@ def _end_process() -> None:
 
 
 async def left_behind_of(run: "PlanRun", store: "PlanStore") -> "Sequence[LeftBehind]":
-    """Return what a run that did not complete has left behind. The message of a rollback says so itself."""
+    """Return the changes that a run left behind that did not complete. The message of a rollback says so itself."""
     if not run.status.has_ended or run.status is PlanStatus.COMPLETED or run.rollback is not None:
         return ()
     from plan_adapter.text.run_facts import run_facts  # only for runs that did not complete
@@ -295,10 +294,11 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None, left_behind:
     if as_json:
         output.json_line(run_json(run, steps=True))
     else:
-        for line in run_status_lines(run):
-            output.line(line)
+        output.line(run_status(run))
+        if (message := run_message(run)) is not None:
+            output.line(f"  {message}")
         for left in left_behind:
-            output.line(f"  {left.what}: {listed(left.calls, SHOWN_CALLS)}")
+            output.line(f"  {left.text(SHOWN_CALLS)}")
         for name, value in run.outputs.items():
             output.line(f"{name}: {as_text(value)}")
     output.note(hint or next_command(run))

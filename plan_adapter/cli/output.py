@@ -139,9 +139,9 @@ def in_lines(found: Iterable["Problem"]) -> "list[Problem]":
             errors.append(problem)
         else:
             warnings.setdefault((problem.code, problem.file), []).append(problem)
-    last = len(DANGEROUS_WARNINGS)
-    groups = sorted(warnings.items(), key=lambda item: DANGEROUS_WARNINGS.index(item[0][0]) if item[0][0] in DANGEROUS_WARNINGS else last)
-    return errors + [_as_one_warning(group) for _, group in groups]
+    rank = {code: number for number, code in enumerate(DANGEROUS_WARNINGS)}
+    groups = sorted(warnings.values(), key=lambda group: rank.get(group[0].code, len(rank)))
+    return errors + [_as_one_warning(group) for group in groups]
 
 
 def _as_one_warning(group: "list[Problem]") -> "Problem":

@@ -94,15 +94,20 @@ def gate_place(gate: Gate) -> str:
 
 def run_status_line(run: PlanRun) -> str:
     """Return the status of `run` and its message in one line."""
-    first, *message = run_status_lines(run)
-    return "; ".join([first, *(text.strip() for text in message)])
+    return "; ".join(part for part in (run_status(run), run_message(run)) if part is not None)
 
 
-def run_status_lines(run: PlanRun) -> list[str]:
-    """Return the status of `run` in one line, and its message, if it has one, in another."""
+def run_status(run: PlanRun) -> str:
+    """Return the outcome of `run`, its duration and how many of its steps are done."""
     duration_text = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
-    message = f"  {one_line(run.message[:SHOWN_CHARACTERS])}{'…' if len(run.message) > SHOWN_CHARACTERS else ''}" if run.message else ""
-    return [f"{run.name}: {run.outcome_text}{duration_text}: {run.summary().text}", *([message] if message else [])]
+    return f"{run.name}: {run.outcome_text}{duration_text}: {run.summary().text}"
+
+
+def run_message(run: PlanRun) -> str | None:
+    """Return the message of `run` on one line, cut if it is long, or None if it has none."""
+    if not run.message:
+        return None
+    return f"{one_line(run.message[:SHOWN_CHARACTERS])}{'…' if len(run.message) > SHOWN_CHARACTERS else ''}"
 
 
 def version_json(version: "PlanVersion | None") -> dict[str, Any] | None:

@@ -14,8 +14,8 @@ from plan_adapter.cli.answering import (
     confirm,
     decision_word,
     digest_required_message,
-    has_read,
     may_confirm,
+    needs_no_text,
     refuse_unnamed_step,
     unconfirmed_message,
     with_result,
@@ -89,7 +89,7 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
         if show:
             _print_request(form, request, server, as_json=as_json)
             return ExitCode.DONE
-        if not as_json and not (is_named and has_read(selector, options)):
+        if not as_json and not (is_named and needs_no_text(selector, options)):
             output.note(gate_summary(request) + (f"\nthe full text: {page}" if page else "") + "\n")
         refuse_mismatched_answer(request, options.decision, options.fields, api=True)
         if options.decision != "approve" and any(field.is_required for field in request.fields.values()):

@@ -3,15 +3,13 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import age
 from plan_adapter.cli.output import Line
-from plan_adapter.model.readable import duration, listed, moment
+from plan_adapter.model.readable import duration, moment
 from plan_adapter.model.record import MIN_END_CHARACTERS
-from plan_adapter.text.run_facts import ASCII_SHAPES, SHAPES, ItemFacts, Mark, RunFacts, StepFacts
+from plan_adapter.text.run_facts import ASCII_SHAPES, NOTHING_LEFT, SHAPES, ItemFacts, Mark, RunAccount, StepFacts
 
 STYLES: Mapping[Mark, str] = {
     Mark.DONE: "green",
@@ -33,7 +31,10 @@ SHOWN_ITEMS = 20
 _COMMAND = re.compile(r"`(plan [^`]+)`")
 
 SHOWN_CALLS = 8
-"""How many calls the line about what is left behind names for each kind."""
+"""How many calls a line about what is left behind names."""
+
+SHOWN_APPROVALS = 5
+"""How many approvals and answers of a run are shown, the newest ones. `--all` shows all of them."""
 
 
 def shapes(*, is_unicode: bool) -> Mapping[Mark, str]:
@@ -41,36 +42,21 @@ def shapes(*, is_unicode: bool) -> Mapping[Mark, str]:
     return SHAPES if is_unicode else ASCII_SHAPES
 
 
-@dataclass(frozen=True, slots=True)
-class ViewedRun:
-    """A run, and what its view adds to the facts."""
-
-    facts: RunFacts
-    state: str  # its outcome, or what it waits for
-    asked: Sequence[str]  # what its open gates ask
-    next_text: str | None  # what to type
-    approvals: Sequence[str]
-    notes: Sequence[str]  # steps of earlier versions, changed code
-    now: datetime
-    on_terminal: bool = False
-
-
-def run_lines(run: ViewedRun) -> list[Line]:
-    """Return the view of a run, line by line."""
+def run_lines(run: RunAccount) -> list[Line]:
+    """Return the view of a run for stdout, line by line."""
     view = _RunView(run, shapes(is_unicode=output.is_unicode(sys.stdout)))
     return [*view.head(), *view.about(), Line(""), *view.steps(), *view.end()]
 
 
 class _RunView:
-    def __init__(self, run: ViewedRun, marks: Mapping[Mark, str]) -> None:
+    def __init__(self, run: RunAccount, marks: Mapping[Mark, str]) -> None:
         self._run, self._facts, self._marks = run, run.facts, marks
 
     def head(self) -> Iterator[Line]:
         """Yield what a person needs at once."""
         facts = self._facts
         ended = f", {age(self._run.now, facts.ended_at)} ago" if facts.ended_at is not None else ""
-        name = facts.name if facts.run_name in (None, facts.name) else f"{facts.name} ({facts.run_name})"
-        yield Line(f"{self._marks[facts.mark]} {self._run.state}: {name}{ended}", style=f"bold {STYLES[facts.mark]}")
+        yield Line(f"{self._marks[facts.mark]} {self._run.state}: {facts.full_name}{ended}", style=f"bold {STYLES[facts.mark]}")
         if facts.cause is not None:
             yield Line(facts.cause, indent=2)
         for text in self._run.asked:
@@ -78,16 +64,15 @@ class _RunView:
         for name, value in facts.outputs.items():
             yield Line(f"{name}: {value}", indent=2)
         for left in facts.left_behind:
-            calls = f": {listed(left.calls, SHOWN_CALLS)}" if left.calls else ""
-            yield Line(f"{left.what}{calls}", indent=2, style=STYLES[Mark.UNKNOWN])
-        if facts.mark is Mark.UNDONE and not facts.left_behind:
-            yield Line("nothing is left behind: everything that was done is undone", indent=2)
+            yield Line(left.text(SHOWN_CALLS), indent=2, style=STYLES[Mark.UNKNOWN])
+        if facts.is_undone:
+            yield Line(NOTHING_LEFT, indent=2)
         if self._run.next_text is not None:
             yield from self._next(self._run.next_text)
 
     def _next(self, text: str) -> Iterator[Line]:
         """Yield what to type: in a file the whole hint, on a terminal each command on a line of its own, short enough to read and copy."""
-        if not self._run.on_terminal:
+        if not sys.stdout.isatty():
             yield Line(f"next: {text}", indent=2, style="bold")
             return
         first, *rest = _COMMAND.split(text.replace(self._facts.id, self._facts.id[-MIN_END_CHARACTERS:]))
@@ -106,7 +91,7 @@ class _RunView:
         yield Line(f"run {facts.id}{started}{took}", indent=2, style="dim")
         if facts.inputs:
             yield Line("; ".join(f"{name}: {value}" for name, value in facts.inputs.items()), indent=2, style="dim")
-        for text in self._run.approvals:
+        for text in self._run.approvals[-SHOWN_APPROVALS:]:
             yield Line(text, indent=2, style="dim")
 
     def steps(self) -> Iterator[Line]:
@@ -130,10 +115,8 @@ class _RunView:
             yield Line(f"{len(rest)} more items, {done} of them done", indent=indent + 4, style="dim")
 
     def _item(self, item: ItemFacts, indent: int, width: int) -> Line:
-        calls = "  ".join(f"{self._marks[call.mark]} {call.step_id}" for call in item.calls)
-        text = ": ".join(part for part in (calls, item.detail) if part)
-        style = "" if item.mark is Mark.DONE else STYLES[item.mark]
-        return Line(text, indent=indent, label=item.label, width=width, mark=(self._marks[item.mark], STYLES[item.mark]), style=style)
+        mark, style = (self._marks[item.mark], STYLES[item.mark]), "" if item.mark is Mark.DONE else STYLES[item.mark]
+        return Line(item.text(self._marks), indent=indent, label=item.label, width=width, mark=mark, style=style)
 
     def end(self) -> Iterator[Line]:
         """Yield what else there is to know."""

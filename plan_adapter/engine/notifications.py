@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -46,16 +46,20 @@ Asked by {{ plain(fact.requested_by, 120) }}.
 {%- for line in fact.first_screen | default([], true) %}
 {{ plain(line) }}
 {%- endfor %}"""
-_LINK = """
-{%- if link.startswith(('http://', 'https://')) %}
-READ: {{ link.translate({60: '%3C', 62: '%3E', 123: '%7B', 124: '%7C', 125: '%7D'}) }}
-{%- else %}
-ELSE
-{%- endif %}
-{%- if fact.command %}
-From a command line: `{{ plain(fact.command) }}`
-{%- endif %}"""
-_ANSWER_LINK = _LINK.replace("READ", "Read it and answer").replace("ELSE", "`plan gates` lists it.")
+
+
+def _link(title: str, otherwise: str) -> str:
+    """Return the lines with the link under `title`, or `otherwise` if there is none, and the command to type."""
+    return (
+        "\n{%- if link.startswith(('http://', 'https://')) %}\n"
+        + title
+        + ": {{ link.translate({60: '%3C', 62: '%3E', 123: '%7B', 124: '%7C', 125: '%7D'}) }}\n{%- else %}\n"
+        + otherwise
+        + "\n{%- endif %}\n{%- if fact.command %}\nFrom a command line: `{{ plain(fact.command) }}`\n{%- endif %}"
+    )
+
+
+_ANSWER_LINK = _link("Read it and answer", "`plan gates` lists it.")
 _DIGEST = """
 {%- if fact.digest %}
 Digest: {{ plain(fact.digest) | truncate(12, true, '', 0) }}
@@ -64,7 +68,7 @@ Digest: {{ plain(fact.digest) | truncate(12, true, '', 0) }}
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """An automation that notifies: of which events, and with which subject and body, as Jinja templates."""
+    """An automation: the events of which it notifies, and its subject and body as Jinja templates."""
 
     name: str
     description: str
@@ -122,7 +126,7 @@ It has waited for {{ fact.age_seconds | humanize_naturaldelta }} already.
 {%- if fact.note %}
 Note: {{ plain(fact.note) }}
 {%- endif %}"""
-        + _LINK.replace("READ", "The run").replace("ELSE", "`plan runs` lists it."),
+        + _link("The run", "`plan runs` lists it."),
     ),
     Notification(
         "plan-run-not-completed",
@@ -141,20 +145,30 @@ Left behind: {{ plain(left) }}
 {%- if fact.requested_by %}
 Asked by {{ plain(fact.requested_by, 120) }}.
 {%- endif %}"""
-        + _LINK.replace("READ", "Read what happened").replace("ELSE", "`plan runs` lists it."),
+        + _link("Read what happened", "`plan runs` lists it."),
     ),
 )
 
 
-async def apply_notifications(blocks: Sequence[str], *, after: timedelta) -> list[str]:
-    """Create or update, by name, every automation of NOTIFICATIONS so that it notifies through `blocks` (type/name). Return a line each.
+@dataclass(frozen=True, slots=True)
+class AppliedNotification:
+    """An automation on the server after `apply_notifications`."""
+
+    name: str
+    description: str
+    done: Literal["created", "updated"]
+    is_enabled: bool
+
+
+async def apply_notifications(blocks: Sequence[str], *, after: timedelta) -> list[AppliedNotification]:
+    """Create or update, by name, every automation of NOTIFICATIONS so that it notifies through `blocks` (type/name). Return them.
 
     `after` is how long a gate may be open before a reminder. One that was switched off on the server stays off. Raises UnknownBlockError.
     """
     async with get_client() as client:
         documents = await _notification_blocks(client)
         ids = [_find_block(name, documents).id for name in dict.fromkeys(blocks)]
-        return [line for notification in NOTIFICATIONS for line in await _apply_one(client, automation_of(notification, ids, after=after))]
+        return [done for notification in NOTIFICATIONS for done in await _apply_one(client, automation_of(notification, ids, after=after))]
 
 
 def automation_of(notification: Notification, block_ids: Sequence[UUID], *, after: timedelta) -> AutomationCore:
@@ -181,16 +195,15 @@ def automation_of(notification: Notification, block_ids: Sequence[UUID], *, afte
     )
 
 
-async def _apply_one(client: "PrefectClient", automation: AutomationCore) -> list[str]:
+async def _apply_one(client: "PrefectClient", automation: AutomationCore) -> list[AppliedNotification]:
     # Names are not unique on the server. A second automation with this name, created by hand, would notify through another block.
     existing = await client.read_automations_by_name(automation.name)
     for known in existing:
         await client.update_automation(known.id, automation.model_copy(update={"enabled": known.enabled}))
     if not existing:
         await client.create_automation(automation)
-        return [f"created {automation.name}: {automation.description}"]
-    off = " (it is disabled and stays disabled)"
-    return [f"updated {automation.name}: {automation.description}{'' if known.enabled else off}" for known in existing]
+        return [AppliedNotification(automation.name, automation.description, "created", is_enabled=True)]
+    return [AppliedNotification(automation.name, automation.description, "updated", known.enabled) for known in existing]
 
 
 async def _notification_blocks(client: "PrefectClient") -> "dict[str, BlockDocument]":

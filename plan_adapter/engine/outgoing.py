@@ -23,7 +23,7 @@ from prefect.logging.loggers import flow_run_logger
 
 from plan_adapter.gates.gate import GateEventKind
 from plan_adapter.model.approvals import Approval, Gate
-from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, listed, one_line, plain, prose, visible
+from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, one_line, plain, prose, visible
 from plan_adapter.model.record import PlanRun
 from plan_adapter.text.commands import answer_command
 from plan_adapter.text.gate_text import split_text
@@ -155,6 +155,10 @@ def _first_screen(gate: Gate) -> list[str]:
     return [line for line in lines if line][:MAX_SCREEN_LINES]
 
 
+MAX_CALLS = 5
+"""How many calls an event names for each kind of what a run left behind."""
+
+
 def emit_run_event(run: PlanRun, facts: RunFacts, *, link: str | None) -> None:
     """Send the event `plan.run.<outcome>` to Prefect, such as `plan.run.failed` or `plan.run.unknown_outcome`. Never blocks or raises."""
     if run.outcome is None:
@@ -171,7 +175,7 @@ def emit_run_event(run: PlanRun, facts: RunFacts, *, link: str | None) -> None:
                     "run_id": run.id,
                     "outcome": run.outcome_text,
                     "cause": None if facts.cause is None else facts.cause[:MAX_NOTE_CHARACTERS],
-                    "left_behind": [f"{left.what}: {listed(left.calls, 5)}" if left.calls else left.what for left in facts.left_behind],
+                    "left_behind": [left.text(MAX_CALLS) for left in facts.left_behind],
                     "requested_by": run.requested_by,
                     "duration_ms": run.total_duration_ms,
                     "command": f"plan show {run.id}",

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from html import escape
 
 from plan_adapter.model import graph
-from plan_adapter.model.readable import cut, visible
-from plan_adapter.text.gate_text import columns_of
+from plan_adapter.model.readable import visible
+from plan_adapter.text.gate_text import columns_of, in_columns
 from plan_adapter.text.plan_graph import FINAL_LABEL, GraphNode, PlanGraph
 from plan_adapter.text.run_facts import SHAPES
 
@@ -112,19 +112,9 @@ def _box_of(node: GraphNode, plan_graph: PlanGraph) -> _Box:
     else:
         rows = [f"{SHAPES[inner.mark] if inner.mark is not None else '·'} {inner.id}" for inner in plan_graph.inside(node.id)]
     lines += rows[:MAX_ROWS] + ([f"… {len(rows) - MAX_ROWS} more"] if len(rows) > MAX_ROWS else [])
-    lines = [_cut(line) for line in lines if line]
+    lines = [in_columns(visible(line), MAX_COLUMNS) for line in lines if line]
     columns = min(max(MIN_COLUMNS, *map(columns_of, lines)), MAX_COLUMNS)
     return _Box(node.id, node, lines, columns * CELL + 2 * PAD, len(lines) * LINE + 2 * PAD)
-
-
-def _cut(text: str) -> str:
-    shown = visible(text)
-    if columns_of(shown) <= MAX_COLUMNS:
-        return shown
-    end = MAX_COLUMNS - 1
-    while columns_of(shown[:end]) >= MAX_COLUMNS:
-        end -= 1
-    return cut(shown, end).rstrip() + "…"
 
 
 def _order(layers: Sequence[list[_Box]], edges: Mapping[str, Sequence[str]]) -> None:
@@ -150,10 +140,8 @@ def _place(layers: Sequence[Sequence[_Box]], edges: Mapping[str, Sequence[str]])
     for layer in layers:
         right = float("-inf")
         for box in layer:
-            wanted = _mean(
-                [placed[name].x for name in edges.get(box.id, ())], right + GAP_X + box.width / 2 if placed and right > float("-inf") else 0
-            )
-            box.x = max(wanted, right + GAP_X + box.width / 2) if right > float("-inf") else wanted
+            least = right + GAP_X + box.width / 2
+            box.x = max(_mean([placed[name].x for name in edges.get(box.id, ())], max(least, 0)), least)
             right = box.x + box.width / 2
             box.y = top
             placed[box.id] = box

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.model.options import Effect, Expiry
 from plan_adapter.model.plan import ExecutionPlan, Step
-from plan_adapter.model.readable import as_text, code, counted, duration, fenced, is_secret_name, one_line, redacted, visible, words
+from plan_adapter.model.readable import as_text, code, counted, cut, duration, fenced, is_secret_name, one_line, redacted, visible, words
 from plan_adapter.text.listing import group_facts, list_names, secrets_fact
 from plan_adapter.text.preview import Preview, StepPreview
 from plan_adapter.validation import BoundPlan, ValidatedPlan
@@ -109,6 +109,11 @@ def columns_of(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def in_columns(text: str, columns: int) -> str:
+    """Return `text` in at most `columns` columns of a fixed-width font, with an ellipsis in place of what does not fit."""
+    return text if columns_of(text) <= columns else f"{cut(text, len(_truncated(text, columns - 1))).rstrip()}…"
 
 
 def fits_line(text: str, columns: int = SHORT_COLUMNS) -> bool:

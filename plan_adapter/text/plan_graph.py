@@ -9,7 +9,7 @@ from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.readable import listed, one_line
 from plan_adapter.text.formatting import dependencies_of
 from plan_adapter.text.gate_text import EFFECTS_SHOWN
-from plan_adapter.text.run_facts import ItemFacts, Mark, RunFacts, StepFacts
+from plan_adapter.text.run_facts import SHAPES, ItemFacts, Mark, RunFacts, StepFacts
 
 FINAL_LABEL = "always, at the end"
 """What stands above the steps of `finally`."""
@@ -66,7 +66,7 @@ def graph_of(plan: ExecutionPlan, effects: Mapping[str, Effect] | None = None, *
                     step.id,
                     one_line(step.description or _called(step)),
                     effect,
-                    plan.has_gate(step, None) or step.ask is not None,
+                    plan.has_gate(step, None),
                     step.id in finals,
                     step.outer,
                     reduced.get(step.id, ()),
@@ -96,13 +96,13 @@ def _levels(plan: ExecutionPlan) -> list[dict[str, Step]]:
     return list(levels.values())
 
 
-def tree_text(plan_graph: PlanGraph, marks: Mapping[Mark, str] | None = None) -> str:
+def tree_text(plan_graph: PlanGraph, marks: Mapping[Mark, str] = SHAPES) -> str:
     """Return the graph as a tree of lines: a line for each step, inside its group or plan. `marks` are the shapes of ends in a run."""
     outer = plan_graph.inside(None)
     parts = [[node for node in outer if not node.is_final], [node for node in outer if node.is_final]]
-    lines = [plan_graph.name, *_branches(plan_graph, parts[0], "", marks or {})]
+    lines = [plan_graph.name, *_branches(plan_graph, parts[0], "", marks)]
     if parts[1]:
-        lines += [FINAL_LABEL, *_branches(plan_graph, parts[1], "", marks or {})]
+        lines += [FINAL_LABEL, *_branches(plan_graph, parts[1], "", marks)]
     return "\n".join(lines) + "\n"
 
 
@@ -120,7 +120,7 @@ def _branches(plan_graph: PlanGraph, nodes: list[GraphNode], prefix: str, marks:
 
 
 def _line_of(node: GraphNode, previous: GraphNode | None, marks: Mapping[Mark, str]) -> str:
-    mark = f"{marks[node.mark]} " if node.mark is not None and node.mark in marks else ""
+    mark = f"{marks[node.mark]} " if node.mark is not None else ""
     facts = [*([EFFECTS_SHOWN[node.effect].replace("*", "")] if node.effect is not None else []), *(["asks"] if node.asks else [])]
     shown = f" ({', '.join(facts)})" if facts else ""
     expected = () if previous is None else (previous.id,)
@@ -129,5 +129,4 @@ def _line_of(node: GraphNode, previous: GraphNode | None, marks: Mapping[Mark, s
 
 
 def _item_line(item: ItemFacts, marks: Mapping[Mark, str]) -> str:
-    calls = "  ".join(f"{marks.get(call.mark, '')} {call.step_id}" for call in item.calls)
-    return f"{marks.get(item.mark, '-')} {item.label}  {': '.join(part for part in (calls, item.detail) if part)}".rstrip()
+    return f"{marks[item.mark]} {item.label}  {item.text(marks)}".rstrip()

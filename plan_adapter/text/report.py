@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from html import escape
 
 from plan_adapter.model.readable import as_text, duration, moment, plain, visible
@@ -10,7 +9,7 @@ from plan_adapter.model.record import StepRun
 from plan_adapter.model.rounds import RoundRecord
 from plan_adapter.text.drawing import STYLE as PICTURE_STYLE
 from plan_adapter.text.formatting import StepCallRecord
-from plan_adapter.text.run_facts import SHAPES, Mark, RunFacts, StepFacts, mark_of
+from plan_adapter.text.run_facts import NOTHING_LEFT, SHAPES, Mark, RunAccount, StepFacts, mark_of
 
 MAX_CHARACTERS = 4000
 """How much of a value is in the report. The store keeps all of it."""
@@ -37,12 +36,7 @@ details{border-bottom:1px solid #8883;padding:3px 0}summary{cursor:pointer}.wide
 class RunReport:
     """What the report of a run shows."""
 
-    facts: RunFacts
-    state: str  # its outcome, or what it waits for
-    asked: Sequence[str]  # what its open gates ask
-    next_text: str | None  # what to type
-    approvals: Sequence[str]
-    notes: Sequence[str]  # steps of earlier versions, changed code
+    account: RunAccount
     record: str  # whether the record is unaltered
     digest: str  # of the plan
     steps: Sequence[StepRun]
@@ -50,25 +44,24 @@ class RunReport:
     rounds: Mapping[str, Sequence[RoundRecord]]
     picture: str  # SVG
     timeline: str  # SVG, or "" if nothing was called
-    made_at: datetime
 
 
 def report_html(report: RunReport) -> str:
     """Return the report as an HTML document. Values are cut at 4,000 characters."""
-    facts = report.facts
+    account, facts = report.account, report.account.facts
     parts = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">',
-        f"<title>{_text(f'{report.state}: {facts.name}')}</title><style>{STYLE}{PICTURE_STYLE}</style></head><body>",
-        *_head(report),
+        f"<title>{_text(f'{account.state}: {facts.name}')}</title><style>{STYLE}{PICTURE_STYLE}</style></head><body>",
+        *_head(account),
         *_table("Inputs", facts.inputs),
         *_table("Outputs", facts.outputs),
         *_section("Steps as a picture", [f'<div class="wide">{report.picture}</div>']),
         *(_section("Timeline", [_LEGEND, f'<div class="wide">{report.timeline}</div>']) if report.timeline else ()),
-        *_section("Approvals and answers", _list(report.approvals) if report.approvals else ["<p>nobody was asked</p>"]),
+        *_section("Approvals and answers", _list(account.approvals) if account.approvals else ["<p>nobody was asked</p>"]),
         *_section("Steps", _steps(report)),
-        *(_section("Notes", _list(report.notes)) if report.notes else ()),
+        *(_section("Notes", _list(account.notes)) if account.notes else ()),
         *_section("Record", [f"<p>{_text(report.record)}</p>", f"<p>plan <code>{_text(report.digest)}</code></p>"]),
-        f'<p class="dim">made {moment(report.made_at)} from the store by <code>plan report {_text(facts.id)}</code></p>',
+        f'<p class="dim">made {moment(account.now)} from the store by <code>plan report {_text(facts.id)}</code></p>',
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
@@ -80,18 +73,17 @@ _LEGEND = (
 )
 
 
-def _head(report: RunReport) -> Iterator[str]:
-    facts = report.facts
-    name = facts.name if facts.run_name in (None, facts.name) else f"{facts.name} ({facts.run_name})"
-    yield f'<header class="m-{facts.mark}"><h1>{SHAPES[facts.mark]} {_text(report.state)}: {_text(name)}</h1>'
-    for text in [*([facts.cause] if facts.cause else []), *report.asked]:
+def _head(account: RunAccount) -> Iterator[str]:
+    facts = account.facts
+    yield f'<header class="m-{facts.mark}"><h1>{SHAPES[facts.mark]} {_text(account.state)}: {_text(facts.full_name)}</h1>'
+    for text in [*([facts.cause] if facts.cause else []), *account.asked]:
         yield f"<p>{_text(text)}</p>"
     for left in facts.left_behind:
-        yield f'<p class="left">{_text(left.what)}{_text(": " + ", ".join(left.calls)) if left.calls else ""}</p>'
-    if facts.mark is Mark.UNDONE and not facts.left_behind:
-        yield "<p>nothing is left behind: everything that was done is undone</p>"
-    if report.next_text:
-        yield f"<p><b>next:</b> {_text(report.next_text)}</p>"
+        yield f'<p class="left">{_text(left.text(len(left.calls)))}</p>'
+    if facts.is_undone:
+        yield f"<p>{NOTHING_LEFT}</p>"
+    if account.next_text:
+        yield f"<p><b>next:</b> {_text(account.next_text)}</p>"
     by = f" by {facts.requested_by}" if facts.requested_by else ""
     took = f", took {duration(facts.duration_ms)}" if facts.started_at is not None and facts.ended_at is not None else ""
     when = f"started {moment(facts.started_at)}{by}, ended {moment(facts.ended_at)}{took}"
@@ -115,7 +107,7 @@ def _list(texts: Iterable[str]) -> list[str]:
 
 
 def _steps(report: RunReport) -> Iterator[str]:
-    facts = {step.id: step for step in report.facts.steps}
+    facts = {step.id: step for step in report.account.facts.steps}
     for step in report.steps:
         yield from _step(step, facts.get(step.id), report)
 
@@ -140,7 +132,7 @@ def _step(step: StepRun, facts: StepFacts | None, report: RunReport) -> Iterator
         by = f", `{call.resolution}` recorded by {call.by} ({call.known_by})" if call.by is not None else ""
         yield f"<p>{_text(item)}{_text(step.tool_name)}, {_text(str(call))}{_text(by)}</p><pre>{_value(call.parameters)}</pre>"
     if len(calls) > MAX_CALLS:
-        yield f"<p>{len(calls) - MAX_CALLS} more calls: <code>plan show {_text(report.facts.id)} --json</code></p>"
+        yield f"<p>{len(calls) - MAX_CALLS} more calls: <code>plan show {_text(report.account.facts.id)} --json</code></p>"
     if step.error:
         yield f"<p>error</p><pre>{_value(step.error)}</pre>"
     if step.result is not None and not (facts is not None and facts.items):  # the calls have the results of items

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pydantic import JsonValue
 
 from plan_adapter.model.plan import ASK, GOAL
-from plan_adapter.model.readable import as_text, call_name, counted, cut, duration, one_line, redacted
+from plan_adapter.model.readable import as_text, call_name, counted, cut, duration, listed, one_line, redacted
 from plan_adapter.model.record import Attempt, GroupItem, PlanRun, Receipt, StartedCommand, StepRun
 from plan_adapter.model.status import Outcome, PlanStatus, RunOutcome, RunReason, StepStatus
 
@@ -73,6 +73,11 @@ class ItemFacts:
     calls: tuple[CallFacts, ...] = ()  # of a group: one for each step in it
     detail: str = ""  # its duration and result, or why it failed
 
+    def text(self, shapes: Mapping[Mark, str]) -> str:
+        """Return the calls, each with its shape, and the detail, in one line."""
+        calls = "  ".join(f"{shapes[call.mark]} {call.step_id}" for call in self.calls)
+        return ": ".join(part for part in (calls, self.detail) if part)
+
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
@@ -93,6 +98,13 @@ class LeftBehind:
     what: str
     calls: tuple[str, ...]
 
+    def text(self, most: int) -> str:
+        """Return it in one line, with the names of at most `most` calls."""
+        return f"{self.what}: {listed(self.calls, most)}" if self.calls else self.what
+
+
+NOTHING_LEFT = "nothing is left behind: everything that was done is undone"
+
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
@@ -112,6 +124,29 @@ class RunFacts:
     outputs: Mapping[str, str]
     steps: tuple[StepFacts, ...]
     left_behind: tuple[LeftBehind, ...]
+
+    @property
+    def full_name(self) -> str:
+        """The name of the plan, and in parentheses what it calls this run."""
+        return self.name if self.run_name in (None, self.name) else f"{self.name} ({self.run_name})"
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether the run was rolled back and left nothing behind."""
+        return self.mark is Mark.UNDONE and not self.left_behind
+
+
+@dataclass(frozen=True, slots=True)
+class RunAccount:
+    """A run as people read it: its facts, and what else its record says, as text."""
+
+    facts: RunFacts
+    state: str  # its outcome, or what it waits for
+    asked: Sequence[str]  # what its open gates ask
+    next_text: str | None  # what to type
+    approvals: Sequence[str]  # oldest first
+    notes: Sequence[str]  # steps of earlier versions, changed code
+    now: datetime
 
 
 def run_facts(
@@ -300,7 +335,7 @@ def _list_items(step: StepRun, calls: _Calls) -> tuple[ItemFacts, ...]:
 
 
 def _left_behind(run: PlanRun, calls: _Calls, commands: Sequence[StartedCommand]) -> list[LeftBehind]:
-    """Return what stands after a run that stopped. A run that is completed, or still runs, leaves nothing behind."""
+    """Return the changes that stand after a run stopped. A run that is completed, or still runs, leaves nothing behind."""
     running = [LeftBehind(f"the command of {command.call} {command.in_words}", ()) for command in commands if command.state == "running"]
     if run.outcome in (None, RunOutcome.COMPLETED):
         return running
@@ -345,7 +380,7 @@ def step_end_text(step: StepRun) -> str:
 
 
 def short_result(result: JsonValue) -> str:
-    """Return what a result says in one short line: the last line that a command wrote, the status of a response, or the value."""
+    """Return a result as one short line: the last line that a command wrote, the status of a response, or the value."""
     if isinstance(result, dict):
         if isinstance(summary := result.get("summary"), str):
             return _cut(one_line(summary))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from plan_adapter.model.readable import code, duration, listed, moment, words
-from plan_adapter.text.run_facts import SHAPES, Mark, RunFacts, StepFacts
+from plan_adapter.text.run_facts import NOTHING_LEFT, SHAPES, RunFacts, StepFacts
 
 SHOWN_CALLS = 20
 SHOWN_ITEMS = 100
@@ -18,8 +18,8 @@ def run_markdown(facts: RunFacts, outcome: str) -> str:
     for left in facts.left_behind:
         calls = f": {listed([code(call) for call in left.calls], SHOWN_CALLS)}" if left.calls else ""
         lines += [f"**{words(left.what)}**{calls}", ""]
-    if facts.mark is Mark.UNDONE and not facts.left_behind:
-        lines += ["Nothing is left behind: everything that was done is undone.", ""]
+    if facts.is_undone:
+        lines += [f"{NOTHING_LEFT.capitalize()}.", ""]
     show, report = f"plan show {facts.id}", f"plan report {facts.id}"
     lines += [f"{code(show)} says what to type next; {code(report)} writes everything to one HTML file.", ""]
     lines += [f"- output {code(name)}: {code(value)}" for name, value in facts.outputs.items()]

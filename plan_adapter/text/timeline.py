@@ -7,10 +7,10 @@ from html import escape
 from typing import Literal
 
 from plan_adapter.model.approvals import Gate
-from plan_adapter.model.readable import call_name, cut, duration, visible
+from plan_adapter.model.readable import call_name, duration, visible
 from plan_adapter.model.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.model.status import Outcome
-from plan_adapter.text.gate_text import columns_of
+from plan_adapter.text.gate_text import in_columns
 from plan_adapter.text.run_facts import SHAPES, Mark
 
 MAX_ROWS = 1200
@@ -113,7 +113,7 @@ def timeline_svg(rows: Sequence[TimelineRow]) -> str:
     for number, row in enumerate(shown, start=1):
         y = number * ROW + 4
         kind = "t c" if row.is_critical else "t"
-        lines.append(f'<text class="{kind}" x="0" y="{y + 13}">{_label(row.label)}</text>')
+        lines.append(f'<text class="{kind}" x="0" y="{y + 13}">{escape(in_columns(visible(row.label), LABEL_COLUMNS))}</text>')
         for bar in row.bars:
             x = LABEL + (bar.start - begin).total_seconds() * scale
             width = max((bar.end - bar.start).total_seconds() * scale, MIN_BAR)
@@ -125,10 +125,3 @@ def timeline_svg(rows: Sequence[TimelineRow]) -> str:
             if bar.mark in (Mark.FAILED, Mark.UNKNOWN) and bar.kind != "wait":
                 lines.append(f'<text class="t" x="{x + width + 2:.1f}" y="{y + 12}">{SHAPES[bar.mark]}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
-
-
-def _label(text: str) -> str:
-    shown = visible(text)
-    while columns_of(shown) > LABEL_COLUMNS:
-        shown = cut(shown, len(shown) - 2) + "…" if not shown.endswith("…") else cut(shown, len(shown) - 2).rstrip("…") + "…"
-    return escape(shown)

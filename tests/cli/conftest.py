@@ -33,7 +33,7 @@ class CommandResult:
 
     @property
     def next(self) -> str:
-        """Return what `plan show` says to type next, as a line, or "" if there is nothing to type."""
+        """Return the line in which `plan show` suggests the next command, or "" if it suggests none."""
         lines = self.out.splitlines(keepends=True)
         return next((line.removeprefix("  next: ") for line in lines if line.startswith("  next: ")), "")
 

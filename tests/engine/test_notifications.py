@@ -97,7 +97,7 @@ def applied() -> list[Automation]:
 
 
 def words_of(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
-    """Return what was done with which automation."""
+    """Return `created` or `updated` and the name for each automation."""
     return [line.partition(":")[0].split() for line in capsys.readouterr().out.splitlines()]
 
 

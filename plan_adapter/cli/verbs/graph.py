@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.exit_codes import ExitCode
 from plan_adapter.cli.run_view import shapes
-from plan_adapter.cli.sources import open_store, policy_of_store, tools_of
+from plan_adapter.cli.sources import policy_of_store, tools_of
 from plan_adapter.cli.verbs.show import ShownRun, find_plan_or_run
 from plan_adapter.local.settings import Settings
 from plan_adapter.text.pictures import mermaid
@@ -45,15 +45,14 @@ async def graph(
     """
     found = await find_plan_or_run(plan_or_run)
     if isinstance(found, ShownRun):
-        async with open_store(Settings()) as store:
-            plan = await store.get(found.state.run.digest)
+        plan = found.plan
         drawn = graph_of(plan, _effects(tools or []), run=found.facts)
     else:
         plan, drawn = found, graph_of(found, _effects(tools or []))
     if json:
         streams.json_line(asdict(drawn))
         return ExitCode.DONE
-    text = await mermaid_text(plan, tools or []) if format == "mermaid" else _drawn(drawn, format, is_run=isinstance(found, ShownRun))
+    text = await mermaid_text(plan, tools or []) if format == "mermaid" else _drawn(drawn, format)
     if output is None:
         streams.line(text.rstrip("\n"))
     else:
@@ -67,9 +66,9 @@ def _effects(tools: list[str]) -> "dict[str, Effect]":
     return {tool.name: tool.effect for tool in tools_of(tools)}
 
 
-def _drawn(drawn: PlanGraph, format: Literal["tree", "svg"], *, is_run: bool) -> str:
+def _drawn(drawn: PlanGraph, format: Literal["tree", "svg"]) -> str:
     if format == "tree":
-        return tree_text(drawn, shapes(is_unicode=streams.is_unicode(sys.stdout)) if is_run else None)
+        return tree_text(drawn, shapes(is_unicode=streams.is_unicode(sys.stdout)))
     from plan_adapter.text.drawing import graph_svg  # only for pictures
 
     return graph_svg(drawn)

@@ -30,10 +30,10 @@ async def notify(*blocks: Annotated[str, Parameter(name="BLOCK")], after: str = 
 
         if delay < MIN_DELAY:
             raise UsageError(f"--after {after}: Prefect's minimum is {MIN_DELAY.total_seconds():g} seconds")
-        for line in await apply_notifications(blocks, after=delay):
+        for applied in await apply_notifications(blocks, after=delay):
             if json:
-                done, _, name = line.partition(":")[0].partition(" ")
-                output.json_line({"automation": name, "done": done, "enabled": "stays disabled" not in line})
+                output.json_line({"automation": applied.name, "done": applied.done, "enabled": applied.is_enabled})
             else:
-                output.line(line)
+                off = "" if applied.is_enabled else " (it is disabled and stays disabled)"
+                output.line(f"{applied.done} {applied.name}: {applied.description}{off}")
     return ExitCode.DONE

@@ -8,9 +8,8 @@ from cyclopts import Parameter
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
-from plan_adapter.cli.verbs.show import ShownRun, find_plan_or_run, viewed
+from plan_adapter.cli.verbs.show import ShownRun, account_of, find_plan_or_run
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.readable import plain
 from plan_adapter.text.drawing import graph_svg
 from plan_adapter.text.plan_graph import graph_of
 from plan_adapter.text.report import RunReport, report_html
@@ -51,29 +50,22 @@ async def report(
 
 
 async def _report_of(found: ShownRun) -> RunReport:
-    run, seen = found.state.run, viewed(found)
+    run, state = found.state.run, found.state
     async with open_store(Settings()) as store:
-        plan, verification = await store.get(run.digest), await store.verify(run.id)
-    drawn = graph_svg(graph_of(plan, run=found.facts))
-    rows = timeline_of(run, found.attempts, found.receipts, found.gates, found.state.now)
+        verification = await store.verify(run.id)
+    rows = timeline_of(run, found.attempts, found.receipts, state.all_gates, state.now)
     record = {
         "intact": f"The record is intact: {verification.entries} audit entries, the newest is {verification.digest}.",
         "altered": f"THE RECORD WAS ALTERED: {verification.problem}",
         "not_verifiable": "The record cannot be verified: it has no audit entries.",
     }[verification.verdict]
     return RunReport(
-        facts=found.facts,
-        state=seen.state,
-        asked=seen.asked,
-        next_text=seen.next_text,
-        approvals=[plain(text) for text in found.state.events()],
-        notes=seen.notes,
+        account=account_of(found),
         record=record,
         digest=run.digest,
         steps=run.steps,
         calls=found.calls,
         rounds=found.rounds,
-        picture=drawn,
+        picture=graph_svg(graph_of(found.plan, run=found.facts)),
         timeline=timeline_svg(rows),
-        made_at=found.state.now,
     )

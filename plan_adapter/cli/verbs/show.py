@@ -1,6 +1,5 @@
 """`plan show`."""
 
-import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from plan_adapter.cli import output
-from plan_adapter.cli.approval_state import ApprovalState, approval_state_of, gate_line, state_of
+from plan_adapter.cli.approval_state import ApprovalState, approval_state_of, gate_line, listed_state
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
-from plan_adapter.cli.run_view import ViewedRun, run_lines
+from plan_adapter.cli.run_view import run_lines
 from plan_adapter.cli.sources import STDIN, STORE_PREFIX, is_stored, open_store, plan_of
 from plan_adapter.cli.verbs.gates import field_text
 from plan_adapter.gates.tool_changes import CodeChange, code_changes
@@ -22,7 +21,7 @@ from plan_adapter.model.errors import RunConflictError, StoreError
 from plan_adapter.model.readable import code, counted, item_number, one_line, plain
 from plan_adapter.text.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
 from plan_adapter.text.preview import name_of_run
-from plan_adapter.text.run_facts import RunFacts, run_facts
+from plan_adapter.text.run_facts import RunAccount, RunFacts, run_facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,9 +38,6 @@ SHOWN_CHARACTERS = 500
 
 SHOWN_GATES = 5
 """How many open gates of a run are shown."""
-
-SHOWN_APPROVALS = 5
-"""How many approvals and answers of a run are shown, the newest ones. `--all` shows all of them."""
 
 
 async def show(
@@ -105,9 +101,9 @@ class ShownRun:
     facts: RunFacts
     listed: str  # its outcome, or what it waits for
     next_text: str | None  # what to type
+    plan: "ExecutionPlan"
     attempts: "Sequence[Attempt]"
     receipts: "Sequence[Receipt]"
-    gates: "Sequence[Gate]"  # also closed ones
 
 
 def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
@@ -127,7 +123,7 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
         output.json_line({**shown, **more})
         return
     if not shows_all:
-        output.view(run_lines(viewed(found)))
+        output.view(run_lines(account_of(found)))
         return
     changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
     removed = (
@@ -140,25 +136,23 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
         output.note(found.next_text)
 
 
-def viewed(found: ShownRun) -> ViewedRun:
-    """Return what a view of a run shows."""
+def account_of(found: ShownRun) -> RunAccount:
+    """Return the run as people read it."""
     state = found.state
-    answers = [plain(text) for text in state.events()]
     notes = [*map(_earlier_step_line, found.earlier), *(str(change) for change in found.code)]
-    return ViewedRun(
+    return RunAccount(
         facts=found.facts,
         state=found.listed,
         asked=[text for gate in state.gates[:SHOWN_GATES] for text in _asked_lines(gate, state.now)],
         next_text=found.next_text,
-        approvals=answers[-SHOWN_APPROVALS:],
+        approvals=[plain(text) for text in state.events()],
         notes=[plain(note) for note in notes],
         now=state.now,
-        on_terminal=sys.stdout.isatty(),
     )
 
 
 def _asked_lines(gate: "Gate", now: "datetime") -> list[str]:
-    """Return what a gate asks, and since when."""
+    """Return the question of a gate, who may answer, and since when it waits."""
     what = one_line(gate.description)
     waits = plain(gate_line(gate, now))
     if gate.kind == "question":
@@ -207,14 +201,27 @@ async def find_plan_or_run(source: str) -> "ExecutionPlan | ShownRun":
             earlier = _earlier_steps(run, attempts, receipts)
             state = await approval_state_of(run, store, settings)
             rounds = rounds_of(receipts, attempts, state.answers)
-            listed = await state_of(run, state.gates, store, settings)
-            run_name = name_of_run(await store.get(run.digest), run.inputs)
+            plan = await store.get(run.digest)
             facts = run_facts(
-                run, attempts, receipts, commands, run_name=run_name, waiting=[(gate.step_id, gate.item) for gate in state.gates]
+                run,
+                attempts,
+                receipts,
+                commands,
+                run_name=name_of_run(plan, run.inputs),
+                waiting=[(gate.step_id, gate.item) for gate in state.gates],
             )
-            gates = await store.gates.find(run_id=run.id, open_only=False)
             return ShownRun(
-                state, code_changes(attempts), calls, rounds, earlier, facts, listed.text, state.hint(), attempts, receipts, gates
+                state,
+                code_changes(attempts),
+                calls,
+                rounds,
+                earlier,
+                facts,
+                listed_state(run, state.gates, state).text,
+                state.hint(),
+                plan,
+                attempts,
+                receipts,
             )
         except RunConflictError as no_run:
             if not is_stored(source):

@@ -16,7 +16,7 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import Call
 from plan_adapter.expressions import Template
 from plan_adapter.model.errors import ToolError
-from plan_adapter.model.goals import Evidence
+from plan_adapter.model.goals import MODEL_ASKS, Evidence
 from plan_adapter.model.options import CallKind, Input, Question
 from plan_adapter.model.plan import Step
 from plan_adapter.model.record import Attempt, Receipt, StepRun
@@ -119,7 +119,7 @@ class GoalCalls:
         Nobody is asked unless the call `needs_approval`, or the plan or the settings require one.
         """
         fields: dict[str, Any] = {"tool_name": tool.name, "parameters": dict(arguments), "effect": tool.effect}
-        fields["description"] = f"A model asks for this call: {why}"
+        fields["description"] = f"{MODEL_ASKS}{why}"
         fields["requires_approval"] = needs_approval or self._step.requires_approval
         step, given = self._step_for_call(**fields), (f"{name}={value}" for name, value in arguments.items() if name in written)
         label = shown_label(f"round {item + 1}: {tool.name}({', '.join(given)})", self._scope.secrets.redactor.text)

@@ -19,6 +19,9 @@ VerdictWord: TypeAlias = Literal["met", "not_met", "cannot_tell"]
 
 _EVIDENCE_ID = re.compile(r"(?<![A-Za-z0-9_])E[0-9]+(?![A-Za-z0-9_])")
 
+MODEL_ASKS = "A model asks for this call: "
+"""The beginning of the description of a call that a model asks for. The call's approval digest covers it."""
+
 MAX_CORRECTIONS = 3
 """A goal step fails after this many faulty decisions in a row."""
 

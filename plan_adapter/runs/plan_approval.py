@@ -36,7 +36,9 @@ from plan_adapter.runs.secret_lookup import missing_secret_notices
 from plan_adapter.runs.standing import use_standing_approval
 from plan_adapter.runs.tool_drift import code_notices, tool_drift_lines, version_to_compare
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.gate_text import GateContext
 from plan_adapter.text.plan_text import plan_gate_text
+from plan_adapter.text.preview import name_of_run
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
 MAX_PENDING = 200
@@ -76,15 +78,17 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
     content, and if the caller waits but there is nobody to ask.
     """
     while True:
-        try:
-            answer = await _find_answer(bound, run, keeper) or await _ask_at_gate(bound, run, keeper)
-        except _RevisedError:
-            bound = await load_new_version(run, keeper)
-            continue
+        answer = await _find_answer(bound, run, keeper)
         if answer is None:
-            return None
-        if await why_stale(answer, bound.validated.plan, run, keeper.store, keeper.run_request.settings) is not None:
-            continue  # another process accepted it under another policy: ask again
+            try:
+                answer = await _ask_at_gate(bound, run, keeper)
+            except _RevisedError:
+                bound = await load_new_version(run, keeper)
+                continue
+            if answer is None:
+                return None
+            if await why_stale(answer, bound.validated.plan, run, keeper.store, keeper.run_request.settings) is not None:
+                continue  # another process accepted it under another policy: ask again
         match answer.decision:
             case "approve":
                 if answer.gate_id is not None:
@@ -322,6 +326,7 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
         gated=gated_steps(bound, policy),
         approval_digest=bound.approval_digest,
         expires_ms=plan.options.approval_timeout_ms,
+        context=await gate_context(run, plan, store),
         nobody=why_nobody_may_answer(gate_policy),
         earlier=await store.get(replaced.digest) if replaced is not None and replaced.digest != run.digest else None,
         tools=tool_drift_lines(bound, run, replaced),
@@ -338,6 +343,13 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
         ],
     )
     return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, gate_policy=gate_policy)
+
+
+async def gate_context(run: PlanRun, plan: ExecutionPlan, store: PlanStore) -> GateContext:
+    """Return the context of a gate of `run` that opens now."""
+    name = name_of_run(plan, run.inputs)
+    run_name = f"run …{run.id[-6:]}" if name in (None, plan.name) else name
+    return GateContext(run=run_name, requested_by=run.requested_by, at=await store.now())
 
 
 def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:

@@ -8,6 +8,7 @@ from typing import assert_never
 from pydantic import JsonValue
 
 from plan_adapter.execution.cancellation import Stop
+from plan_adapter.execution.items import recorded_items
 from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, UnknownOutcome
 from plan_adapter.gates.approval import ApprovedPlan, gate_policy_of, group_notices, needs_gate, read_answer, why_nobody_may_answer
 from plan_adapter.gates.gate import changes_text, expiry_message, new_gate
@@ -17,14 +18,16 @@ from plan_adapter.model.approvals import Approval, Gate
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
 from plan_adapter.model.readable import call_name, redacted
-from plan_adapter.model.record import AUTHOR, PlanRun
+from plan_adapter.model.record import AUTHOR, GroupItem, PlanRun
 from plan_adapter.model.rounds import RoundRecord, rounds_of
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs.answers import earlier_answer_notices, why_stale
 from plan_adapter.runs.keeper import GateKeeper
+from plan_adapter.runs.plan_approval import gate_context
 from plan_adapter.runs.standing import approve_call_by_standing
 from plan_adapter.store.outcomes import outcome_digest
 from plan_adapter.text.call_text import outcome_text, step_gate_text
+from plan_adapter.text.run_facts import run_facts
 
 
 @dataclass(slots=True)
@@ -106,13 +109,15 @@ class CallGates:
             label=call.label,
             approval_digest=call.approval_digest,
             expires_ms=self._plan.gate_timeout_ms(call.step),
+            context=await gate_context(run, self._plan, keeper.store),
+            of_items=None if self._is_goal(call) else len(recorded_items(self._plan, run, call.step.id)) or None,
             nobody=why_nobody_may_answer(gate_policy),
             results={step.id: step.result for step in before} | {step_id: end["result"] for step_id, end in call.before.items()},
             ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before}
             | {step_id: _end_in_words(end) for step_id, end in call.before.items()},
             notices=[*changes, *stale, *group_notices(self._plan, policy, call.step.id)],
             rounds=await self._rounds_before(call),
-            ended_items=call.ended_items,
+            ended_items=await self._ended_items(call),
         )
         return new_gate(
             run,
@@ -127,9 +132,22 @@ class CallGates:
             fields=None if call.step.ask is None else call.step.ask.fields,
         )
 
+    async def _ended_items(self, call: GatedCall) -> Sequence[tuple[GroupItem, str]]:
+        """Return the items of a group that ended before the item that is asked about, with what proves how they ended."""
+        if not call.ended_items:
+            return ()
+        store, run = self.keeper.store, self.keeper.run
+        steps = run_facts(run, await store.attempts(run.id), await store.receipts(run.id)).steps
+        found = {item.label: item.detail for step in steps if step.id == call.step.id for item in step.items}
+        return [(item, found.get(item.label, "")) for item in call.ended_items]
+
+    def _is_goal(self, call: GatedCall) -> bool:
+        """Return whether a model asks for the call, for a goal of the plan."""
+        return self._plan.step(call.step.id).goal is not None
+
     async def _rounds_before(self, call: GatedCall) -> Sequence[RoundRecord]:
         """Return the rounds of a goal before the call that a model asks for. Empty for any other call."""
-        if self._plan.step(call.step.id).goal is None:
+        if not self._is_goal(call):
             return ()
         store, run_id = self.keeper.store, self.keeper.run.id
         found = rounds_of(await store.receipts(run_id), await store.attempts(run_id), await store.approvals(run_id))
@@ -161,7 +179,7 @@ class CallGates:
             return last if await self._is_current_approval(last) else None
         if (expired := await self._find_expired_gate(call)) is not None:
             return await self._answer_at(expired, call)
-        if call.step.ask is not None or self._plan.step(call.step.id).goal is not None:  # nobody knew in advance what a model would call
+        if call.step.ask is not None or self._is_goal(call):  # nobody knew in advance what a model would call
             return None
         return await approve_call_by_standing(
             self.approved.approval, call, self.keeper.run, self._plan, self.keeper.store, self.keeper.run_request

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
+from plan_adapter.expressions import Prediction
+from plan_adapter.model.goals import MODEL_ASKS
 from plan_adapter.model.options import Effect, Question
 from plan_adapter.model.plan import Step, flattened
-from plan_adapter.model.readable import as_text, call_name, code, counted, duration, listed, moment, prose, words
+from plan_adapter.model.readable import as_text, call_name, code, counted, duration, moment, one_line, prose, words
 from plan_adapter.model.record import Attempt, GroupItem, StartedCommand
 from plan_adapter.model.rounds import RoundRecord
 from plan_adapter.model.status import StepStatus
@@ -16,7 +18,12 @@ from plan_adapter.text.gate_text import (
     EFFECTS_SHOWN,
     HEIGHT,
     MIN_CALL_HEIGHT,
+    NO_CONTEXT,
+    QUOTE_COLUMNS,
+    SHORT_COLUMNS,
+    GateContext,
     ValueMask,
+    call_values,
     description_section,
     digests_section,
     expiry_sentence,
@@ -24,22 +31,30 @@ from plan_adapter.text.gate_text import (
     gate_document,
     heading_lines,
     height_of,
+    in_columns,
+    inline_text,
+    joined_lines,
     notice_lines,
     plan_title,
     quote_lines,
+    quoted_description,
     redaction_note,
     retry_summary,
     secrets_lines,
     short_description,
-    undo_sentence,
     value_lines,
+    worst_case_sentence,
 )
 from plan_adapter.text.listing import field_line, label_of, labelled_facts, rollback_facts
-from plan_adapter.text.preview import Predictions, RollbackPreview, facts_of, preview_rollback
+from plan_adapter.text.preview import Predictions, RollbackPreview, facts_of, preview_rollback, worst_case_call_ms
+from plan_adapter.text.run_facts import short_result
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 
 SHOWN_ITEMS = 8
 """How many of a group's ended items a gate names."""
+
+INNER_COLUMNS = 80
+"""How wide the values of a call inside a group or a sub-plan are, on the first screen."""
 
 SHOWN_ROUNDS = 5
 """How many rounds the gate of a goal's next call shows, the newest ones."""
@@ -55,71 +70,136 @@ def step_gate_text(
     label: str | None = None,
     approval_digest: str,
     expires_ms: int,
+    context: GateContext = NO_CONTEXT,
     nobody: str | None = None,
+    of_items: int | None = None,
     results: Mapping[str, JsonValue] | None = None,
     ends: Mapping[str, str] | None = None,
     notices: Sequence[str] = (),
     rounds: Sequence[RoundRecord] = (),
-    ended_items: Sequence[GroupItem] = (),
+    ended_items: Sequence[tuple[GroupItem, str]] = (),
 ) -> str:
     """Return the text of a step gate: the parameters as the tool will receive them, or the question, and what led to it.
 
-    `results` are those of the steps that it depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0. A
-    call or a question of a model belongs to a round of the step's goal, and `rounds` are those before it. `ended_items` are the items of a
-    group that ended before this one. `nobody` says why nobody may answer, if nobody may.
+    `context` is the run that asks. `of_items` is how many items the step or its group has. `results` are those of the steps that it
+    depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0. A call or a question of a model belongs to a
+    round of the step's goal, and `rounds` are those before it. `ended_items` are the items of a group that ended before this one, each with
+    its result or error. `nobody` says why nobody may answer, if nobody may.
     """
     validated = bound.validated
-    waits = expiry_sentence(validated.plan, expires_ms, step, nobody=nobody)
+    asks = _asking(bound, context, expiry_sentence(validated.plan, expires_ms, step, nobody=nobody, at=context.at))
+    heading = f"Approve {_called_in_words(step.id, item, label, of_items)}?"
     if step.inner:
-        name = call_name(step.id, item, label)
-        return _outer_gate_text(bound, step, parameters, name, approval_digest, waits, notices, ended_items)
+        return _outer_gate_text(bound, step, parameters, heading, approval_digest, asks, notices, ended_items)
+    known = _known_before(validated.dependencies[step.id], results or {}, ends or {})
     before = _dependencies_section(validated.dependencies[step.id], results or {}, ends or {}, ValueMask(bound.inputs, expressions=False))
-    what = "A step" if step.ask is None else f"Asked by the step {code(step.id)}"
     goal = _predicted_goal(bound, step)
     if goal:
         short, is_whole = short_description(str(goal["goal"]))
         goal = {name: value for name, value in goal.items() if name != "goal" or not is_whole}
-        what = f"Round {(item or 0) + 1} of the goal “{words(short)}{'' if is_whole else ' …'}”, a step"
+        asks = f"Round {(item or 0) + 1} of the goal “{words(short)}{'' if is_whole else ' …'}”. {asks}"
         before = [*_goal_section(goal, rounds, ValueMask.of(bound, expressions=False)), *before]
-    closing = [f"{what} of {plan_title(validated.plan)}. {waits}", ""]
+        known = _seen_by_model(rounds)
     digests = digests_section(validated.digest, approval_digest=approval_digest)
     if step.ask is not None:
         mask = ValueMask.of(bound, expressions=False)
+        who = "" if goal else f"Asked by the step {code(step.id)}. "
         asked = _question_lines(step, step.ask, mask.redact("question", parameters["question"]))
-        first = [*notice_lines(notices), *asked, *closing]
+        first = [*notice_lines(notices), *asked, f"{who}{asks}", "", *known]
         return gate_document(first, [*description_section(step.description), *redaction_note(mask), *before, *digests])
     secrets = sorted(validated.parameters[step.id].secrets)
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
     mask, undo_mask = ValueMask.of(bound, expressions=bool(secrets)), ValueMask.of(bound)
     undo = preview_rollback(step.id, validated, Predictions(validated, bound.inputs).of(step))
-    first = [*notice_lines(notices), *heading_lines(f"Approve {words(call_name(step.id, item, label))}?", step.description)]
+    if goal:
+        heading = f"The model asks to call {words(step.tool_name or '')}"
+    about = _reason_lines(step) if goal else quoted_description(heading, step.description)
+    head, asking = [*notice_lines(notices), f"## {heading}", ""], [asks, ""]
     group = validated.plan.find_step(step.group)
     alone = group is not None and validated.plan.rolls_back_failed_items(group)
-    asked = [_call_introduction(step, effect, undo, with_item=alone), ""]
+    timeout_ms = validated.plan.timeout_ms_of(step)
+    call = [_call_introduction(step, effect, undo, with_item=alone, worst_case_ms=worst_case_call_ms(step, timeout_ms)), ""]
     arguments = mask.redact_parameters(step.tool_name or "", parameters)
-    shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *closing]), MIN_CALL_HEIGHT))
-    first += [*asked, *(shown or ["- no parameters"]), "", *closing]
+    left = HEIGHT - height_of([*head, *asking, *call, *known])
+    shown, is_whole = first_values(arguments, height=max(left - height_of(about), MIN_CALL_HEIGHT))
+    if not is_whole and not goal:  # the call is worth more than its description
+        about = []
+        shown, is_whole = first_values(arguments, height=max(left, MIN_CALL_HEIGHT))
+    first = [*head, *about, *asking, *call, *(shown or ["- no parameters"]), "", *known]
     rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
-    rest += ["### The call", "", f"- {_attempt_limits(step, validated.plan.timeout_ms_of(step))}"]
+    rest += ["### The call", "", f"- {_attempt_limits(step, timeout_ms)}"]
     rest += secrets_lines(secrets, validated.created_secrets.creators)
     rest += [*_labelled_lines(step), ""]
-    rest += [*description_section(step.description), *_rollback_section(undo, undo_mask, "its item or the run" if alone else "the run")]
+    rest += description_section(step.description, is_shown=bool(about) and not goal)
+    rest += _rollback_section(undo, undo_mask, "its item or the run" if alone else "the run")
     mask.has_redacted = mask.has_redacted or undo_mask.has_redacted
     rest += redaction_note(mask)
     return gate_document(first, [*rest, *before, *digests])
+
+
+def _asking(bound: BoundPlan, context: GateContext, waits: str) -> str:
+    """Return the sentences that say which run asks, who requested it, and until when it waits."""
+    named = f" ({words(context.run)})" if context.run else ""
+    who = context.sentence()
+    asked = f", {who[0].lower()}{who[1:]}" if who else "."
+    return f"A step of {plan_title(bound.validated.plan)}{named}{asked} {waits}"
+
+
+def _called_in_words(step_id: str, item: int | None, label: str | None, of_items: int | None) -> str:
+    """Return what is called, as part of a heading: `restart`, or `restart for web-2 (2 of 3)`."""
+    if item is None:
+        return words(step_id)
+    number = f"{item + 1} of {of_items}" if of_items else f"item {item + 1}"
+    return f"{words(step_id)} for {words(label)} ({number})" if label else f"{words(step_id)} for {number}"
+
+
+def _known_before(after: Sequence[str], results: Mapping[str, JsonValue], ends: Mapping[str, str]) -> list[str]:
+    """Return the paragraph that says how the steps before ended, and with what result in short."""
+    known = list[str]()
+    for step_id in after:
+        result = short_result(results.get(step_id))
+        end = ends.get(step_id, "completed" if step_id in results else "")
+        if end:
+            known.append(f"{code(step_id)} {words(end)}{f': {code(in_columns(result, SHORT_COLUMNS))}' if result else ''}")
+    return [f"Before it: {joined_lines(known)}.", ""] if known else []
+
+
+def _seen_by_model(rounds: Sequence[RoundRecord]) -> list[str]:
+    """Return the paragraph that says which calls of the goal ended before, the newest first, and with what result in short."""
+    calls = [record.call for record in reversed(rounds) if record.call is not None and record.call.outcome is not None]
+    seen = [
+        f"{code(call.tool)} {call.outcome}: {code(in_columns(call.error or short_result(call.result) or '-', SHORT_COLUMNS))}"
+        for call in calls
+    ]
+    return [f"The model has seen: {joined_lines(seen)}.", ""] if seen else []
+
+
+REASON_LINES = 4
+"""How many lines of a model's reason for a call are on the first screen."""
+
+
+def _reason_lines(step: Step) -> list[str]:
+    """Return why a model asks for a call, in its words, as a quote."""
+    reason = one_line(step.description.removeprefix(MODEL_ASKS))
+    shown = in_columns(reason, REASON_LINES * QUOTE_COLUMNS)
+    more = "" if shown == reason else " (continues below)"
+    return [f"> {words(shown)}{more}", ""] if shown else []
 
 
 def call_summary(bound: BoundPlan, step: Step, *, effect: Effect, parameters: Mapping[str, JsonValue]) -> str:
     """Return what the gate of a call would show first: its description, what it can change, and its parameters."""
     arguments = ValueMask.of(bound, expressions=False).redact_parameters(step.tool_name or "", parameters)
     shown = [line for name, value in arguments for line in value_lines(code(name), value)]
-    return "\n".join([step.description, _call_introduction(step, effect, None, with_item=False), *(shown or ["- no parameters"])])
+    return "\n".join([step.description, _call_introduction(step, effect, None), *(shown or ["- no parameters"])])
 
 
-def _call_introduction(step: Step, effect: Effect, undo: RollbackPreview | None, *, with_item: bool) -> str:
+def _call_introduction(
+    step: Step, effect: Effect, undo: RollbackPreview | None, *, with_item: bool = False, worst_case_ms: float | None = None
+) -> str:
     """Return the introduction of a call. `with_item`: it is undone as soon as its item of a group has failed."""
     sentence = _effect_sentence(effect, undo, undone_on_failure=step.rollback_failed, with_item=with_item)
-    return f"{sentence} It calls {code(step.tool_name or '')} with:"
+    limit = "" if worst_case_ms is None else f" for at most {duration(worst_case_ms)}"
+    return f"{sentence} It calls {code(step.tool_name or '')}{limit} with:"
 
 
 def _predicted_goal(bound: BoundPlan, step: Step) -> dict[str, JsonValue]:
@@ -157,11 +237,11 @@ def _outer_gate_text(
     bound: BoundPlan,
     outer: Step,
     parameters: Mapping[str, JsonValue],
-    name: str,
+    heading: str,
     approval_digest: str,
-    waits: str,
+    asks: str,
     notices: Sequence[str],
-    ended_items: Sequence[GroupItem],
+    ended_items: Sequence[tuple[GroupItem, str]],
 ) -> str:
     """Return the text of the gate of a group, of one item of it, or of a sub-plan: the steps that will run, and for what."""
     validated, mask, predictions = bound.validated, ValueMask.of(bound), Predictions(bound.validated, bound.inputs)
@@ -170,21 +250,32 @@ def _outer_gate_text(
     # As far as it is known before the first step.
     known = {step.id: predictions.of(step, item=parameters.get("item") if step.group is not None else None) for step in steps}
     undone = {step.id: preview_rollback(step.id, validated, known[step.id]) for step in steps}
-    writing = [step_id for step_id, effect in effects.items() if effect != "read"]
-    danger = undo_sentence([step_id for step_id in writing if undone[step_id] is None], writes=bool(writing), limit=len(writing))
-    first = [*notice_lines(notices), *heading_lines(f"Approve {words(name)}?", outer.description)]
-    asked = [line for key, value in parameters.items() for line in value_lines(key, mask.redact(key, value))]
-    of_plan = "" if outer.plan is None else f" of the plan {code(outer.plan)}"
-    first += [f"It runs {counted(len(effects), 'step')}{of_plan}, for:", "", *asked, ""]
+    first = [*notice_lines(notices), *heading_lines(heading, outer.description), asks, ""]
+    given = [(key, mask.redact(key, value)) for key, value in parameters.items()]
+    runs = f"It runs {counted(len(effects), 'step')}" + ("" if outer.plan is None else f" of the plan {code(outer.plan)}")
+    item = inline_text(given[0][1]) if [*parameters] == ["item"] else None
+    first += [f"{runs}, for:", "", *(line for key, value in given for line in value_lines(key, value)), ""] if item is None else []
     if facts := facts_of(outer, validated)[1:]:  # the first one counts the steps
         first += [*(f"- {fact}" for fact in facts), ""]
+    calls = {step.id: _inner_row(step, known[step.id], validated, mask) for step in steps if step.ask is None}
+    final = [row for step_id, row in calls.items() if effects[step_id] != "read" and undone[step_id] is None]
+    undoable = [row for step_id, row in calls.items() if effects[step_id] != "read" and undone[step_id] is not None]
+    reads = [row for step_id, row in calls.items() if effects[step_id] == "read"]
+    if final:
+        first += ["**Cannot be undone:**", "", *final, ""]
+    if undoable:
+        first += ["**Can be undone:**" if final else "**Every write can be undone:**", "", *undoable, ""]
+    if not (final or undoable):
+        first += ["It only reads:", "", *reads, ""]
     if ended_items:  # the failed ones first
-        ends = [
-            f"{prose(item.label)} {item.in_words}" for item in sorted(ended_items, key=lambda item: item.status is not StepStatus.FAILED)
-        ]
-        first += [f"Before it: {listed(ends, SHOWN_ITEMS)}.", ""]
-    first += [_inner_row(step, validated) for step in flattened(outer.inner) if step.plan is not None or not step.inner]
-    first += ["", f"{danger} A part of {plan_title(validated.plan)}. {waits}", ""]
+        failed_first = sorted(ended_items, key=lambda ended: ended[0].status is not StepStatus.FAILED)
+        ends = [_item_end(item, detail) for item, detail in failed_first]
+        first += [f"Before it: {joined_lines(ends[:SHOWN_ITEMS])}.", ""]
+    longest = [worst_case_call_ms(step, validated.plan.timeout_ms_of(step)) for step in steps if step.ask is None]
+    bounded = [ms for ms in longest if ms is not None]
+    also = f"Also {counted(len(reads), 'read')}. " if reads and (final or undoable) else ""
+    longest_text = worst_case_sentence(sum(bounded) if len(bounded) == len(longest) else None) if outer.is_group else ""
+    first += [f"{also}{longest_text}".strip(), ""]
     rest = [
         "### The steps",
         "",
@@ -204,12 +295,19 @@ def _outer_gate_text(
     return gate_document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
 
 
-def _inner_row(step: Step, validated: ValidatedPlan) -> str:
-    """Return the line about a step inside a group or a sub-plan: what it calls, or what a model or another plan may do."""
+def _inner_row(step: Step, prediction: Prediction, validated: ValidatedPlan, mask: ValueMask) -> str:
+    """Return the line about a step inside a group or a sub-plan: its call as far as it is known, or what a model may do."""
     facts = "; ".join(facts_of(step, validated))
-    if step.plan is not None:
-        return f"- **{words(step.id)}**: plan {code(step.plan)}, {facts}"
-    return f"- **{words(step.id)}** ({EFFECTS_SHOWN[validated.effect_of(step.id)]}): {facts or code(step.called)}"
+    notes = " (can be repeated)" if validated.effect_of(step.id) == "idempotent_write" else ""
+    row = f"- **{words(step.id)}**{notes}: {facts or code(step.called)}"
+    predicted = prediction.of(validated.parameters[step.id])
+    given = mask.redact_parameters(step.tool_name or "", predicted if isinstance(predicted, dict) else {})
+    return row if facts else row + call_values(given, columns=INNER_COLUMNS)
+
+
+def _item_end(item: GroupItem, detail: str) -> str:
+    """Return how an item ended. `detail` is what its last call gave, or why it failed."""
+    return f"{prose(item.label)} {item.in_words}" + (f": {code(in_columns(detail, SHORT_COLUMNS))}" if detail else "")
 
 
 def _labelled_lines(step: Step) -> list[str]:

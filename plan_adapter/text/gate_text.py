@@ -1,16 +1,20 @@
 """What the texts of all gates share: the first screen, the folded sections after it, and values with secrets masked."""
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import cast
 from unicodedata import east_asian_width
 
 from pydantic import JsonValue
 
+from plan_adapter.expressions import has_expression
 from plan_adapter.model.options import Effect, Expiry
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.readable import as_text, code, counted, cut, duration, fenced, is_secret_name, one_line, redacted, visible, words
-from plan_adapter.text.listing import group_facts, list_names, secrets_fact
+from plan_adapter.text.listing import list_names, secrets_fact
 from plan_adapter.text.preview import Preview, StepPreview
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 
@@ -23,6 +27,32 @@ MAX_LISTED = 12
 """The most steps that get a line each. More are named in one sentence."""
 
 
+@dataclass(frozen=True, slots=True)
+class GateContext:
+    """The run in which a gate opens: how the run is called, who requested it, and when the gate opens. None is not shown."""
+
+    run: str | None = None
+    requested_by: str | None = None
+    at: datetime | None = None
+
+    def sentence(self) -> str:
+        """Return who asks and when, as a sentence. Empty if neither is known."""
+        who = f"Asked by {words(self.requested_by)}" if self.requested_by else "Asked"
+        when = f", {_utc(self.at)}" if self.at is not None else ""
+        return f"{who}{when}." if self.requested_by or when else ""
+
+
+NO_CONTEXT = GateContext()
+"""The context of a gate about which nothing is known but its content."""
+
+
+def _utc(at: datetime, *, since: datetime | None = None) -> str:
+    """Return a time to the minute, in UTC because a form has readers everywhere. The date is left out if it is that of `since`."""
+    at = at.astimezone(UTC)
+    is_same_day = since is not None and at.date() == since.astimezone(UTC).date()
+    return f"{at:%H:%M} UTC" if is_same_day else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
 def undo_sentence(irreversible: Sequence[str], *, writes: bool, limit: int = 5) -> str:
     """Return the sentence on the first screen of a gate that says which steps cannot be undone. `writes`: whether any step does."""
     if irreversible:
@@ -30,23 +60,46 @@ def undo_sentence(irreversible: Sequence[str], *, writes: bool, limit: int = 5) 
     return "Every write can be undone." if writes else "It only reads."
 
 
+def worst_case_sentence(worst_case_ms: float | None, *, asks: bool = False) -> str:
+    """Return how long the calls take at most. None means no limit. `asks`: there are waits for answers, which do not count."""
+    if worst_case_ms is None:
+        return "No time limit."
+    return f"Takes at most {duration(worst_case_ms)}{', plus waits' if asks else ''}."
+
+
+def joined_lines(texts: Sequence[str], *, lines: int = 2, separator: str = "; ") -> str:
+    """Return the first texts that fit into `lines` lines of a form, and how many more there are."""
+    shown, width = list[str](), 0
+    for index, text in enumerate(texts):
+        width += columns_of(text.replace("**", "")) + len(separator)
+        if shown and width > lines * _COLUMNS:
+            return f"{separator.join(shown)}{separator}and {len(texts) - index} more below"
+        shown.append(text)
+    return separator.join(shown)
+
+
 def secrets_lines(secrets: Sequence[str], creators: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the line that names the secrets passed to tools, and the steps that create them, or no line if there are none."""
     return [f"- {secrets_fact(secrets, creators, MAX_LISTED)}"] if secrets else []
 
 
-def expiry_sentence(plan: ExecutionPlan, expires_ms: int, step: Step | None, *, nobody: str | None = None) -> str:
+def expiry_sentence(
+    plan: ExecutionPlan, expires_ms: int, step: Step | None, *, nobody: str | None = None, at: datetime | None = None
+) -> str:
     """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit.
 
-    `nobody` says why nobody may answer, if nobody may.
+    `nobody` says why nobody may answer, if nobody may. `at` is when the gate opens.
     """
     if nobody is not None:
-        return f"**Nobody may answer: {nobody}.**" + (f" {expiry_sentence(plan, expires_ms, step)}" if expires_ms else "")
+        return f"**Nobody may answer: {nobody}.**" + (f" {expiry_sentence(plan, expires_ms, step, at=at)}" if expires_ms else "")
     if not expires_ms:
-        return "This gate waits until somebody answers."
+        return "It waits until somebody answers."
     skipped = "Skipped, with the steps that depend on it,"
     ends: dict[Expiry, str] = {"reject": "Rejected", "skip": skipped, "default": "The defaults are the answer"}
-    return f"{'Rejected' if step is None else ends[plan.expires_at(step.id)]} if nobody answers within {duration(expires_ms)}."
+    end, limit = "Rejected" if step is None else ends[plan.expires_at(step.id)], duration(expires_ms)
+    if at is None:
+        return f"{end} if nobody answers within {limit}."
+    return f"{end} if nobody answers by {_utc(at + timedelta(milliseconds=expires_ms), since=at)} ({limit})."
 
 
 def retry_summary(step: Step) -> str:
@@ -205,15 +258,21 @@ DESCRIPTION_COLUMNS, CUT_COLUMNS = 90, 70
 _COLUMNS, _LINE, _CODE_LINE = 54, 23, 20
 _LIST_MARGIN, _BLOCK_MARGINS = 18, 52
 _PARAGRAPH = (60, 16)
-_LINE_LAYOUTS = {"#": (40, 25), ">": (56, 18), "-": (_COLUMNS, 5)}
+_PARAGRAPH_HEIGHT = _LINE + _PARAGRAPH[1]
+QUOTE_COLUMNS = 56
+_LINE_LAYOUTS = {"#": (40, 25), ">": (QUOTE_COLUMNS, 18), "-": (_COLUMNS, 5)}
 """The columns per line and the margin of a line, by its first character."""
 
 
 def heading_lines(heading: str, description: str) -> list[str]:
     """Return the heading and the description, cut to two lines."""
+    return [f"## {heading}", "", *quoted_description(heading, description)]
+
+
+def quoted_description(heading: str, description: str) -> list[str]:
+    """Return the description as a quote of at most two lines, or nothing if the heading says the same."""
     shown, is_whole = short_description(description)
-    quote = [f"> {words(shown)}{'' if is_whole else ' … (continues below)'}", ""] if shown and words(shown) not in heading else []
-    return [f"## {heading}", "", *quote]
+    return [f"> {words(shown)}{'' if is_whole else ' … (continues below)'}", ""] if shown and words(shown) not in heading else []
 
 
 def short_description(description: str) -> tuple[str, bool]:
@@ -234,27 +293,62 @@ def height_of(lines: Sequence[str]) -> int:
     return height
 
 
-def first_steps(preview: Preview, gates: frozenset[str], mask: ValueMask, *, height: int) -> list[str]:
-    """Return the steps and their calls that fit into `height` pixels, writes first, then how many more there are."""
-    steps = list(enumerate(preview.steps, start=1))
-    most = max(STEP_LINES, height // _LINE // len(steps)) if steps else STEP_LINES
-    rows = {number: _step_row(number, step, gates, mask, columns=most * _COLUMNS) for number, step in steps}
-    if height_of(list(rows.values())) <= height:
-        return list(rows.values())
-    left, shown = height - height_of(_more_steps([step for _, step in steps])), set[int]()
-    for number, _ in sorted(steps, key=lambda step: step[1].effect == "read"):
-        left -= height_of([rows[number]]) - _LIST_MARGIN
+def first_calls(preview: Preview, mask: ValueMask, *, height: int) -> tuple[list[str], list[str]]:
+    """Return the calls that fit into `height` pixels, by risk, and phrases that count the calls that are not among them.
+
+    Calls that cannot be undone come first, and if not all fit, the first names of the rest. Then come writes that can be undone, if all
+    fit. Reads are only shown if nothing writes.
+    """
+    calls = [(number, step) for number, step in enumerate(preview.steps, start=1) if not step.step.inner and step.step.ask is None]
+    final = [(number, step) for number, step in calls if step.effect != "read" and step.rollback is None]
+    undoable = [(number, step) for number, step in calls if step.effect != "read" and step.rollback is not None]
+    reads = [(number, step) for number, step in calls if step.effect == "read"]
+    lines, counts = list[str](), list[str]()
+    if final:
+        lines = ["**Cannot be undone:**", "", *_call_rows(final, mask, height=height - _PARAGRAPH_HEIGHT), ""]
+    if undoable:
+        title = "**Can be undone:**" if final else "**Every write can be undone:**"
+        rows = _call_rows(undoable, mask, height=height - _PARAGRAPH_HEIGHT - height_of(lines), needs_all=bool(final))
+        lines += [title, "", *rows, ""] if rows else []
+        counts += [] if rows else [f"{counted(len(undoable), 'write')} that can be undone"]
+    if reads and (final or undoable):
+        counts.append(counted(len(reads), "read"))
+    elif reads:
+        lines = ["It only reads:", "", *_call_rows(reads, mask, height=height - _PARAGRAPH_HEIGHT), ""]
+    return lines, counts
+
+
+def _call_rows(calls: Sequence[tuple[int, StepPreview]], mask: ValueMask, *, height: int, needs_all: bool = False) -> list[str]:
+    """Return the rows of the first calls that fit into `height` pixels, then a row with names of the rest.
+
+    With `needs_all`, return no rows if not all fit. Otherwise at least one call has a row.
+    """
+    first, most = calls[: height // _LINE + 1], max(STEP_LINES, height // _LINE // len(calls))
+    for lines in range(most, 0, -1) if len(first) == len(calls) else ():  # each on one line rather than some not at all
+        rows = [_call_row(number, step, mask, columns=lines * _COLUMNS) for number, step in calls]
+        if height_of(rows) <= height:
+            return rows
+    if needs_all:
+        return []
+    shown, left = list[str](), height - height_of([_more_calls([step for _, step in calls])])
+    for number, step in first:
+        row = _call_row(number, step, mask, columns=STEP_LINES * _COLUMNS)
+        left -= height_of([row]) - _LIST_MARGIN
         if left < 0 and shown:
             break
-        shown.add(number)
-    hidden = [step for number, step in steps if number not in shown]
-    return [*(row for number, row in rows.items() if number in shown), *_more_steps(hidden)]
+        shown.append(row)
+    return [*shown, _more_calls([step for _, step in calls[len(shown) :]])] if len(shown) < len(calls) else shown
 
 
-def _more_steps(hidden: Sequence[StepPreview]) -> list[str]:
-    writes = sum(step.effect != "read" for step in hidden)
-    kind = f", **{writes} that write**" if writes else ", which only read"
-    return [f"- **and {counted(len(hidden), 'more step')}**{kind}: all below"] if hidden else []
+def _more_calls(hidden: Sequence[StepPreview]) -> str:
+    """Return the row that stands for calls without a row: how many they are, and the names that fit into its two lines."""
+    names = list[str]()
+    for step in hidden:
+        if columns_of(", ".join([*names, step.step.id])) > _COLUMNS:
+            break
+        names.append(step.step.id)
+    more = "" if len(names) == len(hidden) else ", … all below"
+    return f"- **and {len(hidden)} more**: {', '.join(map(code, names))}{more}" if names else f"- **and {len(hidden)} more**: all below"
 
 
 def first_values(parameters: Sequence[tuple[str, JsonValue]], *, height: int) -> tuple[list[str], bool]:
@@ -284,25 +378,43 @@ def _truncated_block(name: str, value: JsonValue, *, height: int) -> list[str]:
     return [f"- {code(name)}: {_inline_code(value, STEP_LINES * _COLUMNS)}"]
 
 
-def _step_row(number: int, preview: StepPreview, gates: frozenset[str], mask: ValueMask, *, columns: int) -> str:
-    step, items = preview.step, ""
-    if step.for_each is not None or step.group is not None:
-        items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
-    if step.is_group:
-        return f"- **{number}. {words(step.id)}**: {group_facts(step, preview.items, preview.at_once, preview.on_error)[0]}"
-    if step.plan is not None:
-        asks = ", asks first" if step.id in gates else ""
-        return f"- **{number}. {words(step.id)}**: plan {code(step.plan)}, {preview.facts[0]}{asks}"
-    asks = (", always at the end" if preview.is_finally_step else "") + (", asks again" if step.id in gates and step.ask is None else "")
-    does = EFFECTS_SHOWN[preview.effect] if step.ask is None else "asks a person"
-    row = f"- **{number}. {words(step.id)}**{items} ({does}{asks}): {'; '.join(preview.facts) or code(step.called)}"
-    parameters = mask.redact_parameters(step.tool_name or "", preview.parameters)
+def _call_row(number: int, preview: StepPreview, mask: ValueMask, *, columns: int) -> str:
+    step = preview.step
+    notes = [_items_text(preview, columns=columns // 2)] if step.for_each is not None or step.group is not None else []
+    notes += ["can be repeated"] if preview.effect == "idempotent_write" else []
+    notes += ["always at the end"] if preview.is_finally_step else []
+    about = f" ({', '.join(notes)})" if notes else ""
+    row = f"- **{number}. {words(step.id)}**{about}: {'; '.join(preview.facts) or code(step.called)}"
+    given = mask.redact_parameters(step.tool_name or "", preview.parameters)
+    return row + call_values(given, columns=columns - columns_of(row.replace("**", "")))
+
+
+def call_values(parameters: Sequence[tuple[str, JsonValue]], *, columns: int) -> str:
+    """Return the parameters of a call, each after a space, as far as they fit into `columns`. A single one goes without its name."""
+    row = ""
     for index, (name, value) in enumerate(parameters):
-        left = columns - columns_of(row) - columns_of(name) - 6
+        shown = "" if len(parameters) == 1 else f"{words(name)} "
+        left = columns - columns_of(row) - columns_of(shown) - 3
         if left < 8 and index:
             return f"{row} and {counted(len(parameters) - index, 'more value')}"
-        row += f" {words(name)} {_inline_code(value, max(left, 8))}"
+        row += f" {shown}{_inline_code(_as_command(value), max(left, 8))}"
     return row
+
+
+def _as_command(value: JsonValue) -> JsonValue:
+    """Return a list of texts, such as the words of a command, as a shell would read it, and any other value unchanged."""
+    is_command = isinstance(value, list) and value and all(isinstance(word, str) for word in value)
+    words_of_command = cast("list[str]", value) if is_command else []
+    return " ".join(word if has_expression(word) else shlex.quote(word) for word in words_of_command) or value
+
+
+def _items_text(preview: StepPreview, *, columns: int) -> str:
+    """Return for which items a step is called, by name if the names fit."""
+    if preview.items is None:
+        return "each item"
+    names = ", ".join(map(words, preview.item_names))
+    count = f"{preview.items}×"
+    return f"{count} {names}" if names and columns_of(names) <= columns else counted(preview.items, "item")
 
 
 def _inline_code(value: JsonValue, columns: int) -> str:
@@ -373,9 +485,9 @@ def quote_lines(text: str) -> list[str]:
     return [*"\n>\n".join(f"> {line}" for line in lines).split("\n"), ""] if lines else []
 
 
-def description_section(text: str) -> list[str]:
-    """Return the section with the whole description, or nothing if the first screen shows all of it."""
-    return [] if short_description(text)[1] else ["### Description", "", *quote_lines(text)]
+def description_section(text: str, *, is_shown: bool = True) -> list[str]:
+    """Return the section with the whole description, or nothing if the first screen shows all of it, as far as it has one."""
+    return [] if is_shown and short_description(text)[1] else ["### Description", "", *quote_lines(text)]
 
 
 def redaction_note(mask: ValueMask) -> list[str]:

@@ -15,25 +15,28 @@ from plan_adapter.text.gate_text import (
     HEIGHT,
     MAX_LISTED,
     MIN_CALL_HEIGHT,
+    NO_CONTEXT,
     ORDER,
+    GateContext,
     ValueMask,
     description_section,
     digests_section,
     expiry_sentence,
     extent_of,
-    first_steps,
+    first_calls,
     gate_document,
-    heading_lines,
     height_of,
     inline_text,
+    joined_lines,
     notice_lines,
     plan_title,
+    quoted_description,
     redaction_note,
     retry_summary,
     secrets_lines,
-    undo_sentence,
     value_block,
     value_lines,
+    worst_case_sentence,
 )
 from plan_adapter.text.listing import (
     REPLAN_FACT,
@@ -227,6 +230,7 @@ def plan_gate_text(
     gated: Collection[str],
     approval_digest: str,
     expires_ms: int,
+    context: GateContext = NO_CONTEXT,
     nobody: str | None = None,
     earlier: ExecutionPlan | None = None,
     notices: Sequence[str] = (),
@@ -235,26 +239,33 @@ def plan_gate_text(
     folder: str = "",
     limit_bytes: int = LIMIT_BYTES,
 ) -> str:
-    """Return the text of a plan gate: what it calls and what cannot be undone on the first screen, then every detail.
+    """Return the text of a plan gate: what it calls, by risk, on the first screen, then every detail.
 
-    `gated` are the steps that ask again before they run. `expires_ms` 0 means no limit. `nobody` says why nobody may answer, if nobody may.
-    `tools` is the section on changed tools, `origin` the one on what a model was asked for, and `folder` is where the run works. If the
-    text exceeds `limit_bytes`, steps at the end of the list are omitted, with a note; nothing else is.
+    `gated` are the steps that ask again before they run. `expires_ms` 0 means no limit. `context` is the run that asks. `nobody` says why
+    nobody may answer, if nobody may. `tools` is the section on changed tools, `origin` the one on what a model was asked for, and `folder`
+    is where the run works. If the text exceeds `limit_bytes`, steps at the end of the list are omitted, with a note; nothing else is.
     """
     validated, gates = bound.validated, frozenset(gated)
     preview = preview_plan(validated, inputs=bound.inputs, approval_digest=approval_digest, requires_approval=True)
     mask = ValueMask.of(bound)
-    first = [
-        *notice_lines([*notices, *([] if earlier is None else raised_notices(earlier, preview))]),
-        *heading_lines(f"Approve {plan_title(preview.plan)}?", preview.plan.description),
-    ]
-    risk = _risk_and_expiry(preview, expiry_sentence(preview.plan, expires_ms, None, nobody=nobody))
-    first += [*first_steps(preview, gates, mask, height=max(HEIGHT - height_of([*first, *risk]), MIN_CALL_HEIGHT)), "", *risk]
+    named = f" ({words(preview.run_name)})" if preview.run_name not in (None, preview.plan.name) else ""
+    waits = expiry_sentence(preview.plan, expires_ms, None, nobody=nobody, at=context.at)
+    heading = f"Approve {plan_title(preview.plan)}{named}?"
+    notes = notice_lines([*notices, *([] if earlier is None else raised_notices(earlier, preview))])
+    head = [f"## {heading}", ""]
+    asked = [" ".join(part for part in (context.sentence(), waits, _inputs_line(bound.inputs, mask)) if part), ""]
+    # The last line counts what is not shown above, so its height is reserved with all that it could count.
+    left = HEIGHT - height_of([*notes, *head, *asked, _last_line(preview, gates, ["99 writes that can be undone"])])
+    calls, counts = first_calls(preview, mask, height=max(left, MIN_CALL_HEIGHT))
+    facts = [*asked, *calls, _last_line(preview, gates, counts), ""]
+    about = quoted_description(heading, preview.plan.description)
+    is_described = height_of([*notes, *head, *about, *facts]) <= HEIGHT
+    first = [*notes, *head, *(about if is_described else []), *facts]
     before = [] if earlier is None else changes_section(earlier, preview, schemas=mask.schemas)
     before += [
         *tools,
         *_run_section(preview, gates, folder),
-        *description_section(preview.plan.description),
+        *description_section(preview.plan.description, is_shown=is_described),
         *_inputs_section(bound.inputs, mask),
         *origin,
     ]
@@ -268,11 +279,26 @@ def plan_gate_text(
     return gate_document(first, [*before, *steps, *redaction_note(mask), *after])
 
 
-def _risk_and_expiry(preview: Preview, waits: str) -> list[str]:
-    """Return the sentences below the steps on the first screen."""
-    writes = any(step.effect != "read" for step in preview.steps)
-    danger = undo_sentence([step.step.id for step in preview.irreversible], writes=writes)
-    return [f"{danger} {waits}", ""]
+def _inputs_line(inputs: Mapping[str, JsonValue], mask: ValueMask) -> str:
+    """Return the inputs in one sentence, as far as they are short."""
+    shown = [f"{words(name)} {code(text)}" for name, value in inputs.items() if (text := inline_text(mask.redact(name, value))) is not None]
+    more = len(inputs) - len(shown)
+    shown += [f"{more} long {'value' if more == 1 else 'values'} below"] if more else []
+    return f"Inputs: {joined_lines(shown, separator=', ')}." if shown else ""
+
+
+def _last_line(preview: Preview, gates: frozenset[str], counts: Sequence[str]) -> str:
+    """Return the last sentences of the first screen: what else the run does, where it asks again, and how long it can take."""
+    questions = [step.step.id for step in preview.steps if step.step.ask is not None]
+    asks = [step.step.id for step in preview.steps if step.step.id in gates and step.step.ask is None]
+    also = [*counts, *([counted(len(questions), "question to a person", "questions to people")] if questions else [])]
+    return " ".join(
+        [
+            *([f"Also {' and '.join([', '.join(also[:-1]), also[-1]] if also[:-1] else also)}."] if also else []),
+            *([f"Asks again before {list_names(asks, 2)}."] if asks else []),
+            worst_case_sentence(preview.worst_case_ms, asks=bool(asks or questions)),
+        ]
+    )
 
 
 def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:

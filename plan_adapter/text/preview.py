@@ -43,6 +43,7 @@ class StepPreview:
     at_once: int = 1  # how many items of a group are in progress at once
     on_error: ErrorPolicy = "stop"
     facts: tuple[str, ...] = ()  # what a model may do for its goal, or what the plan that it runs may do, as text
+    item_names: tuple[str, ...] = ()  # of the first items, secrets masked; empty if the inputs do not determine them
 
     def as_json(self) -> dict[str, Any]:
         """Return the step for `plan preview --json`: its non-default fields, and what follows from them."""
@@ -248,9 +249,10 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
     )  # the outer step names the others
     parameters = prediction.of(validated.parameters[step.id])
     for_each = validated.for_each.get(step.group or step.id)
-    items = 1 if for_each is None else _item_count(prediction.of(for_each))
+    values = None if for_each is None else prediction.of(for_each)
+    items = 1 if for_each is None else _item_count(values)
     timeout = validated.plan.timeout_ms_of(step) if step.goal is None else step.timeout_ms or 0
-    once = 0.0 if step.inner else _worst_case_call_ms(step, timeout)
+    once = 0.0 if step.inner else worst_case_call_ms(step, timeout)
     return StepPreview(
         step=step,
         effect=effect,
@@ -266,6 +268,7 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
         rollback=preview_rollback(step.id, validated, prediction),
         is_finally_step=step.id in validated.finally_order,
         facts=facts_of(step, validated),
+        item_names=_item_names(values),
     )
 
 
@@ -292,7 +295,25 @@ def _item_count(value: JsonValue) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-def _worst_case_call_ms(step: Step, timeout_ms: int) -> float | None:
+MAX_ITEM_NAMES = 20
+"""How many items a preview names."""
+
+
+def _item_names(values: JsonValue) -> tuple[str, ...]:
+    """Return how people know the first items of a list: by their text, or by their `name` or `id`. Empty if one has neither."""
+    names = [_item_name(value) for value in values[:MAX_ITEM_NAMES]] if isinstance(values, list) else []
+    return tuple(names) if all(names) and isinstance(values, list) and len(values) <= MAX_ITEM_NAMES else ()
+
+
+def _item_name(value: JsonValue) -> str:
+    value = redacted(value, expressions=False)
+    if isinstance(value, dict):
+        value = next((value[name] for name in ("name", "id") if value.get(name)), None)
+    return one_line(as_text(value)) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+
+def worst_case_call_ms(step: Step, timeout_ms: int) -> float | None:
+    """Return how long a call of `step` takes if every attempt takes its full timeout. None means no limit."""
     if timeout_ms == 0:
         return None
     try:

@@ -309,11 +309,20 @@ def _group_items(run: PlanRun, group: StepRun, calls: _Calls) -> tuple[ItemFacts
     for number, item in enumerate(group.items):
         units = [(step.id, number) for step in inside]
         errors = [end.error for unit in units if (end := _end_of(unit, calls)) is not None and end.error and not end.is_abort]
-        error = one_line(errors[0]) if errors and item.status is StepStatus.FAILED else ""
+        detail = one_line(errors[0]) if errors and item.status is StepStatus.FAILED else ""
+        if item.status is StepStatus.COMPLETED and not item.rolled_back:
+            detail = _proof([end for unit in units if (end := _end_of(unit, calls)) is not None])
         made = tuple(CallFacts(step.id, calls.mark(unit)) for step, unit in zip(inside, units, strict=True))
         mark = Mark.WAITING if (group.id, number) in calls.waiting else mark_of(item)
-        found.append(ItemFacts(item.label, mark, made, error))
+        found.append(ItemFacts(item.label, mark, made, detail))
     return tuple(found)
+
+
+def _proof(ends: Sequence[Receipt]) -> str:
+    """Return what the last call of an item gave, if that is short, and how long it took."""
+    last = max(ends, key=lambda end: end.ended_at, default=None)
+    result = "" if last is None else short_result(last.result)
+    return f"{result}, {duration(last.duration_ms)}" if last is not None and result else ""
 
 
 def _end_of(unit: Unit, calls: _Calls) -> Receipt | None:

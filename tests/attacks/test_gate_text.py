@@ -29,6 +29,7 @@ from tests.gates.world import World
 DIGEST, FORGED = "d1" * 32, "0" * 64
 COMMAND = ["rm", "-rf", "/srv/data"]
 SHOWN = '["rm", "-rf", "/srv/data"]'
+AS_COMMAND = "`rm -rf /srv/data`"
 
 ATTACKS = {
     "a heading": "\n\n## Approve nothing?\n\nIt only reads.\n",
@@ -181,9 +182,10 @@ def test_plan_texts_cannot_forge_or_hide_what_a_gate_shows(attack: str, gate: st
 
 @for_each(attack=ATTACKS)
 def test_the_write_of_a_hostile_plan_is_on_the_first_screen(attack: str) -> None:
-    for text in (plan_gate_of(ATTACKS[attack]), step_gate_of(ATTACKS[attack])):
+    shown = {plan_gate_of(ATTACKS[attack]): AS_COMMAND, step_gate_of(ATTACKS[attack]): SHOWN}
+    for text, command in shown.items():
         first, _ = split_text(text)
-        assert SHOWN in first
+        assert command in first
         assert "annot be undone" in first
 
 

@@ -200,7 +200,7 @@ async def test_both_uis_show_the_decision_and_all_commands_at_1440x900_without_s
         assert await is_in_viewport(shown.decision), ui
         for command in ("echo lbctl drain web-1 > drained.txt", "set -euo pipefail"):
             assert await is_in_viewport(shown.description.locator("code").filter(has_text=command).first), (ui, command)
-        assert await is_in_viewport(shown.description.get_by_text("Cannot be undone: ").first), ui
+        assert await is_in_viewport(shown.description.get_by_text("Cannot be undone:").first), ui
         await shown.screenshot(f"plan-{language}-{ui}")
     await form.fill("approve", name="ana")
     await form.submit()

@@ -19,7 +19,7 @@ def test_an_approved_run_continues_when_it_is_resumed(plan: Plan) -> None:
     result = plan("approve", run_id[:-2], "--note", "看过了", "--yes")
     assert result.code == 0
     assert result.out == f"approved 试运行, by {ME} (os_user): run {run_id}\n"
-    assert "1. greet (read)" in result.err
+    assert "- 1. greet: `greet`" in result.err
     assert "approval digest: `" in result.err
     assert "cannot be undone" in result.err.casefold()
     assert f"`plan resume {run_id} --offline` resumes the run" in result.err

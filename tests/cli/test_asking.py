@@ -33,7 +33,7 @@ def answer(verb: str, *arguments: str) -> None:
 def test_a_person_at_the_terminal_sees_the_plan_and_approves_it(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
     terminal.wait_for(PROMPT)
-    assert "1. greet (read)" in terminal.shown
+    assert "- 1. greet: `greet`" in terminal.shown
     assert "approval digest: `" in terminal.shown
     assert f"Approve this plan as {os_user()}?" in terminal.shown
     assert "mermaid" not in terminal.shown

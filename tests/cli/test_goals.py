@@ -79,14 +79,15 @@ def test_yes_does_not_confirm_calls_by_a_model(plan: Plan, run_with_model: Any) 
     assert (result.code, result.run["status"]) == (6, "pending_approval"), result.err
     where = (result.run["id"], "--step", "plan_week", "--item", "2")
     asked = plan("approve", *where, "--show").out
-    assert "> A model asks for this call: place?" in asked
+    assert asked.startswith("## The model asks to call place\n\n> place?\n")
     (command,) = [gate["command"] for gate in plan("gates", "--json").lines]
     unread = plan("approve", *where)
     assert (unread.code, f"`{command}` approves exactly" in unread.err, "--yes" in unread.err) == (2, True, False)
     unread = plan("approve", *where, "--yes")
     assert (unread.code, "a model asks for this call, which `--yes` does not confirm" in unread.err) == (6, True)
     assert f"then `{command}` approves it" in unread.err
-    assert "Round 2 of the goal “给高数作业 (任务 3) 找一个空位”, a step of 周计划." in asked
+    assert "Round 2 of the goal “给高数作业 (任务 3) 找一个空位”. A step of 周计划 (run …" in asked
+    assert "The model has seen: `find_free` succeeded: " in asked
     assert '### The goal\n\n- `done_when`: `任务 3 有了时间`\n- round 1: `find_free` with `{"day": 2}`: succeeded in ' in asked
     rejected = plan("reject", *where, "--note", "太早了")
     assert "ends the run" not in rejected.err

@@ -115,8 +115,8 @@ FAILED_AT_140 = """\
 
 ✓ look    <time>, three nodes
 ✗ nodes   1 of 3 items failed
-    ✓ web-1     ✓ drain  ✓ healthy
-    ✓ 数据库-2  ✓ drain  ✓ healthy
+    ✓ web-1     ✓ drain  ✓ healthy: 200 OK, <time>
+    ✓ 数据库-2  ✓ drain  ✓ healthy: 200 OK, <time>
     ✗ web-3     ✓ drain  ✗ healthy: `bash` ended with exit code 7: connect to web-3 port 8080 refused
 - notify  skipped: stopped because `nodes` failed
 

@@ -1,9 +1,9 @@
 """Tests of the gate text: complete, exact, without secrets, and safe against markup in a plan."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,9 @@ from markdown_it import MarkdownIt
 
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.options import ApprovalPolicy, Effect
-from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.text.call_text import step_gate_text
-from plan_adapter.text.gate_text import HEIGHT, height_of, split_text, without_picture
+from plan_adapter.text.gate_text import HEIGHT, NO_CONTEXT, GateContext, height_of, split_text, without_picture
 from plan_adapter.text.plan_text import plan_gate_text
 from tests.gates.plans import HOSTILE, big_plan, bound, hostile_plan, restart_plan
 
@@ -30,6 +30,13 @@ def text_of(plan: ExecutionPlan, *, limit_bytes: int = 200_000, earlier: Executi
     gated = [step.id for step in plan.steps if step.requires_approval]
     bound_plan = bound(plan, **inputs)
     return plan_gate_text(bound_plan, gated=gated, approval_digest=DIGEST, expires_ms=1_800_000, earlier=earlier, limit_bytes=limit_bytes)
+
+
+def first_screen(plan: ExecutionPlan, *, context: GateContext = NO_CONTEXT, **inputs: object) -> list[str]:
+    """Return the lines of the first screen of a gate of `plan` that opens in `context`."""
+    gated = [step.id for step in plan.steps if step.requires_approval]
+    shown = plan_gate_text(bound(plan, **inputs), gated=gated, approval_digest=DIGEST, expires_ms=1_800_000, context=context)
+    return split_text(shown)[0].splitlines()
 
 
 def restart_text(earlier: ExecutionPlan | None = None) -> str:
@@ -62,6 +69,10 @@ SHOWN: dict[str, Callable[[], str]] = {
         ends={"drain": "completed"},
         notices=["The last answer was refused: ana may not answer here"],
         expires_ms=60_000,
+        context=ASKED,
+        item=1,
+        label="web-2",
+        of_items=3,
     ),
 }
 """The gate texts stored as snapshots. `make generated` rewrites them; review the difference before you commit it."""
@@ -72,25 +83,62 @@ def test_the_text_matches_its_snapshot(name: str) -> None:
     assert SHOWN[name]() == (TEXTS / f"{name}.md").read_text(encoding="utf-8"), "`make generated` writes it again"
 
 
-def test_the_decision_is_on_the_first_screen() -> None:
-    assert split_text(restart_text())[0].splitlines() == [
+ASKED = GateContext(run="restart web-1", requested_by="ana", at=datetime(2026, 11, 27, 14, 2, tzinfo=UTC))
+
+
+def test_the_first_screen_has_the_request_then_the_calls_by_risk_then_how_long_they_take() -> None:
+    plan = restart_plan()
+    plan.step("config").rollback = Rollback(tool_name="run_command", parameters={"argv": ["git", "checkout"]})
+    assert first_screen(plan, context=ASKED, host="web-1", api_token="s3cr3t-value") == [
         "## Approve restart-service?",
         "",
         "> Restart one web node without dropping requests. Asked for in #ops by 李雷.",
         "",
-        '- **2. drain** (**write**): `run_command` argv `["lbctl", "drain", "web-1"]`',
-        '- **3. config** (write, repeatable): `write_file` path `/etc/nginx/web.conf` content `"server {\\n server_`**…**',
-        '- **4. restart** (**write**, asks again): `run_command` argv `["systemctl", "restart", "web"]`',
-        "- **and 2 more steps**, which only read: all below",
+        "Asked by ana, 2026-11-27 14:02 UTC. Rejected if nobody answers by 14:32 UTC (30 min). Inputs: host `web-1`, api_token `***`.",
         "",
-        "**Cannot be undone: `drain`, `config`, `restart`.** Rejected if nobody answers within 30 min.",
+        "**Cannot be undone:**",
+        "",
+        "- **2. drain**: `run_command` `lbctl drain web-1`",
+        "- **4. restart**: `run_command` `systemctl restart web`",
+        "",
+        "Also 1 write that can be undone and 2 reads. Asks again before `restart`. Takes at most 22 min 14 s, plus waits.",
     ]
+
+
+def test_the_description_is_on_the_first_screen_if_all_calls_fit_beside_it() -> None:
+    step = Step(id="a", tool_name="run_command", parameters={"argv": ["x"]})
+    plan = ExecutionPlan(name="reload", description="Reload nginx", steps=[step])
+    assert first_screen(plan)[:3] == ["## Approve reload?", "", "> Reload nginx"]
+    shown = restart_text()
+    assert "> Restart one web node without dropping requests." not in split_text(shown)[0]
+    assert "### Description\n\n> Restart one web node without dropping requests." in shown
+
+
+def test_writes_that_can_be_undone_follow_if_all_fit() -> None:
+    undo = Rollback(tool_name="run_command", parameters={"argv": ["undrain"]})
+    drain = Step(id="drain", tool_name="run_command", parameters={"argv": ["drain"]}, rollback=undo)
+    plan = ExecutionPlan(name="move", description="Move", steps=[drain])
+    assert first_screen(plan)[6:9] == ["**Every write can be undone:**", "", "- **1. drain**: `run_command` `drain`"]
+    plan.steps.append(Step(id="stop", tool_name="run_command", parameters={"argv": ["stop"]}))
+    shown = first_screen(plan)[6:]
+    assert shown[:3] == ["**Cannot be undone:**", "", "- **2. stop**: `run_command` `stop`"]
+    assert shown[4:7] == ["**Can be undone:**", "", "- **1. drain**: `run_command` `drain`"]
+
+
+def test_a_plan_without_writes_shows_its_reads() -> None:
+    plan = ExecutionPlan(name="look", description="Look", steps=[Step(id="a", tool_name="http_get", parameters={"url": "http://a"})])
+    assert first_screen(plan)[6:9] == ["It only reads:", "", "- **1. a**: `http_get` `http://a`"]
+
+
+def test_the_items_of_a_call_are_named_on_the_first_screen() -> None:
+    plan = rolling_plan(["systemctl", "restart", "${{ item }}"], effect="write")
+    assert '- **4. run** (2× a, b): `run_command` argv `systemctl restart ${{ item }}` pin `""`' in first_screen(plan)
 
 
 def test_the_first_screen_shows_every_step_of_a_small_plan_with_its_whole_call() -> None:
     command = "systemctl reload nginx && curl --fail --silent http://127.0.0.1/health && echo reloaded"
     plan = ExecutionPlan(name="reload", description="Reload", steps=[Step(id="a", tool_name="run_command", parameters={"argv": [command]})])
-    assert f"- **1. a** (**write**): `run_command` argv `{json.dumps([command])}`\n" in split_text(text_of(plan))[0]
+    assert f"- **1. a**: `run_command` `'{command}'`" in first_screen(plan)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7, 8, 30, 1000])
@@ -104,9 +152,9 @@ def test_the_first_screen_leaves_room_for_the_decision(steps: int, description: 
 
 def test_the_first_screen_of_a_long_plan_shows_writes_and_counts_the_rest() -> None:
     first, _ = split_text(text_of(big_plan(60)))
-    assert re.findall(r"^- \*\*(\d+)\. ", first, re.MULTILINE) == [str(number) for number in range(2, 18, 2)]
-    assert "- **and 52 more steps**, **22 that write**: all below\n" in first
-    assert "**Cannot be undone: `s1`, `s3`, `s5`, `s7`, `s9` and 25 more.**" in first
+    assert re.findall(r"^- \*\*(\d+)\. ", first, re.MULTILINE) == ["2", "4", "6", "8", "10"]
+    assert first.partition("**Cannot be undone:**")[2].count("- **and 25 more**: `s11`, `s13`, `s15`, ") == 1
+    assert first.endswith(", … all below\n\nAlso 30 reads. No time limit.\n")
 
 
 @pytest.mark.parametrize("lines", [1, 2, 9, 300])
@@ -282,7 +330,7 @@ def test_the_text_says_that_an_unanswered_step_is_skipped_under_the_skip_policy(
     step = skipping.validated.plan.step("restart")
     shown = step_gate_text(skipping, step, effect="write", parameters={}, item=2, approval_digest=DIGEST, expires_ms=60_000)
     assert "Skipped, with the steps that depend on it, if nobody answers within 1 min." in shown
-    assert shown.startswith("## Approve restart\\[3\\]?\n")
+    assert shown.startswith("## Approve restart for item 3?\n")
     assert "- no parameters\n" in shown
 
 

@@ -273,7 +273,7 @@ def test_finally_steps_are_shown_in_the_preview_the_gate_and_the_plan() -> None:
     assert preview.waves == (("a", "b"), ("tidy",), ("tell",))
     assert preview_text(preview).count("always runs, after all other steps have ended") == 2
     gate = plan_gate_text(bound, gated=(), approval_digest=bound.approval_digest, expires_ms=0)
-    assert "- **3. tidy** (read, always at the end): `do`" in gate
+    assert "- **3. tidy** (always at the end): `do`" in gate
     assert "s1 --> s3" in gate
     assert "s2 --> s3" in gate
     assert format_plan(plan).count("always runs, after all other steps have ended") == 2

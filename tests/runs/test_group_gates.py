@@ -1,5 +1,7 @@
 """Tests of the gates of step groups: one for the whole group, or one for each item."""
 
+import re
+
 from plan_adapter import PlanStore
 from plan_adapter.gates import CallbackApprover
 from plan_adapter.model.approvals import ApprovalRequest
@@ -8,6 +10,7 @@ from plan_adapter.runs import aresume_run, arun_plan
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus
+from plan_adapter.text.gate_text import split_text
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.cluster import Cluster, act, rolling
 
@@ -29,18 +32,20 @@ async def test_each_item_is_approved_before_its_first_step(cluster: Cluster, sto
     ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=answering(asked))
     assert (ended.status, len(asked), len(cluster.done)) == (PlanStatus.COMPLETED, 3, 9)
     for node, text in zip("abc", asked, strict=True):
-        assert f"Approve nodes[{node}]?" in text
-        assert "**restart** (**write**): `do`" in text
+        assert f"Approve nodes for {node} ({'abc'.index(node) + 1} of 3)?" in text
+        first, _ = split_text(text)
+        assert f"- **restart**: `do` `restart {node}`" in first.partition("**Cannot be undone:**")[2].partition("**Can be undone:**")[0]
+        assert f"- **drain**: `do` `drain {node}`" in first.partition("**Can be undone:**")[2]
         assert f"`restart` `what`: `restart {node}`" in text
         assert f"`drain` undone with `what`: `undrain {node}`" in text
-    ends = ("Before it: a completed.", "Before it: a completed, b completed.")
-    assert "Before it" not in asked[0] and all(end in text for end, text in zip(ends, asked[1:], strict=True))
+    ends = ("Before it: a completed", "Before it: a completed.*; b completed")
+    assert "Before it" not in asked[0] and all(re.search(end, text) for end, text in zip(ends, asked[1:], strict=True))
     assert [(row.step_id, row.item) for row in await store.approvals(ended.id) if row.step_id] == [("nodes", 0), ("nodes", 1), ("nodes", 2)]
 
 
 async def test_a_rejected_item_ends_the_run_before_it_starts(cluster: Cluster, store: PlanStore) -> None:
     plan = rolling(requires_approval="each")
-    approver = answering([], refused="nodes[b]")
+    approver = answering([], refused="nodes for b (2 of 3)")
     ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=approver)
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
     assert cluster.done == ["drain a", "restart a", "check a"]

@@ -208,7 +208,7 @@ async def test_approvers_see_how_each_step_is_undone_before_they_approve(world: 
     plan.step("two").rollback = Rollback(tool_name="undrain", parameters=undo)
     bound = bind_inputs(validate(plan, world.tools), {"api_token": "s3cr3t-值"})
     text = plan_gate_text(bound, gated=[], approval_digest=bound.approval_digest, expires_ms=0)
-    assert "**Cannot be undone: `last`.**" in text
+    assert "**Cannot be undone:**\n\n- **3. last**: " in text
     assert "- undone if the run fails: `one`, `two`\n" in text
     assert "**undone by** `undrain` (**write**) · undone with `node` `${{ result.node }}`" in text
     assert "- `two` undone with `node` (2 lines" in text

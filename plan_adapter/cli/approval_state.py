@@ -14,12 +14,12 @@ from plan_adapter.model.readable import call_name, duration, listed, moment, one
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunOutcome, RunReason
 from plan_adapter.text.commands import (
-    NEW_RUN_HINT,
-    ROLLED_BACK_HINT,
     answer_command,
+    new_run_hint,
     resume_command,
     resume_command_after_gate,
     rollback_command,
+    rolled_back_hint,
 )
 
 if TYPE_CHECKING:
@@ -117,9 +117,9 @@ class ApprovalState:
         if run.rollback is not None and run.rollback.can_continue:
             return f"`{rollback_command(run, tools=self.tools)}` rolls back the rest"
         if run.rollback is not None or any(step.rolled_back for step in run.steps):
-            return ROLLED_BACK_HINT
+            return rolled_back_hint(run)
         if run.needs_new_run:
-            return NEW_RUN_HINT
+            return new_run_hint(run)
         return f"`{resume_command(run, tools=self.tools)}` resumes the run; completed steps are kept"
 
     def _waiting_hint(self) -> str | None:
@@ -287,5 +287,7 @@ def time_left(expires_at: datetime | None, now: datetime) -> str:
 
 
 def age(later: datetime, earlier: datetime) -> str:
-    """Return the time between the two in words, at least one second."""
-    return duration(1000 * max(1, round((later - earlier).total_seconds())))
+    """Return the time between the two in words, at least one second: in whole minutes after two minutes, in whole hours after two days."""
+    seconds = max(1, round((later - earlier).total_seconds()))
+    unit = 1 if seconds < 120 else 60 if seconds < 2 * 86_400 else 3600
+    return duration(1000 * (seconds // unit * unit))

@@ -28,7 +28,7 @@ from plan_adapter.model.errors import LeaseLostError, RunConflictError, StoreErr
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.readable import as_text
 from plan_adapter.model.status import PlanStatus
-from plan_adapter.text.commands import NEW_RUN_HINT, ROLLED_BACK_HINT, resolve_command, resume_command, rollback_command
+from plan_adapter.text.commands import new_run_hint, resolve_command, resume_command, rollback_command, rolled_back_hint
 
 if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
@@ -333,7 +333,7 @@ def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Se
             if run.rollback is not None and run.rollback.can_continue
             else ""
         )
-        return f"`plan show {run.id}` shows what was rolled back{rest}; {ROLLED_BACK_HINT}"
+        return f"`plan show {run.id}` shows what was rolled back{rest}; {rolled_back_hint(run)}"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
-        return f"`plan show {run.id}` shows why; " + (NEW_RUN_HINT if run.needs_new_run else f"`{command}` resumes it")
+        return f"`plan show {run.id}` shows why; " + (new_run_hint(run) if run.needs_new_run else f"`{command}` resumes it")
     return f"`plan show {run.id}` shows the details"

@@ -75,10 +75,14 @@ class _RunView:
         if not sys.stdout.isatty():
             yield Line(f"next: {text}", indent=2, style="bold")
             return
+        text = text.removeprefix(f"{self._facts.cause}: ")  # which stands above
         first, *rest = _COMMAND.split(text.replace(self._facts.id, self._facts.id[-MIN_END_CHARACTERS:]))
         yield Line(f"next: {first.rstrip(' ,;:')}".rstrip(), indent=2, style="bold")
         for command, after in zip(rest[::2], rest[1::2], strict=True):
-            about = after.partition(";")[0] if after.startswith(" ") else ""  # with a comma or a semicolon, something else begins
+            inside = re.match(r" \(([^()]*)\)", after)
+            about = inside[1] if inside is not None else after.partition(";")[0] if after.startswith(" ") else ""
+            if command.startswith("plan resume ") and not about.strip():
+                about = "then continues the run here"
             yield Line(command + (f"  # {about.strip()}" if about.strip() else ""), indent=4, style="bold")
 
     def about(self) -> Iterator[Line]:
@@ -90,7 +94,7 @@ class _RunView:
         yield Line("")
         yield Line(f"run {facts.id}{started}{took}", indent=2, style="dim")
         if facts.inputs:
-            yield Line("; ".join(f"{name}: {value}" for name, value in facts.inputs.items()), indent=2, style="dim")
+            yield Line("inputs: " + "; ".join(f"{name}={value}" for name, value in facts.inputs.items()), indent=2, style="dim")
         for text in self._run.approvals[-SHOWN_APPROVALS:]:
             yield Line(text, indent=2, style="dim")
 

@@ -263,16 +263,20 @@ def _noun_of(group: StepRun) -> str:
     return group.id if group.id.endswith("s") else f"items of {group.id}"
 
 
-def _count_in_words(ends: Sequence[GroupItem], noun: str) -> str:
-    """Return how many of `ends` are done, and how the others ended: `1 of 3 nodes done, 1 failed and rolled back, 1 not started`."""
+def _count_in_words(ends: Sequence[GroupItem], noun: str, unknown: Collection[str] = ()) -> str:
+    """Return how many of `ends` are done, and how the others ended: `1 of 3 nodes done, 1 failed and rolled back, 1 not started`.
+
+    `unknown` are the steps whose outcome is unknown.
+    """
     done = [end for end in ends if end.status is StepStatus.COMPLETED]
     undone = sum(end.rolled_back for end in done)
-    ways = Counter(_way_of(end) for end in ends if end.status is not StepStatus.COMPLETED)
+    ways = Counter(_UNKNOWN if end.label in unknown else _way_of(end) for end in ends if end.status is not StepStatus.COMPLETED)
     others = [f"{ways[way]} {way}" for way in _WAYS if ways[way]]
     return ", ".join([f"{len(done)} of {len(ends)} {noun} done", *([f"{undone} of them rolled back"] if undone else []), *others])
 
 
-_WAYS = ("failed and rolled back", "failed", "skipped", "running", "not started")
+_UNKNOWN = "with an unknown outcome"
+_WAYS = ("failed and rolled back", "failed", _UNKNOWN, "skipped", "running", "not started")
 
 
 def _way_of(end: GroupItem) -> str:
@@ -436,6 +440,7 @@ class PlanRun:
         counts = Counter(end.status for end in counted)
         parts = [(steps, "step" if len(steps) == 1 else "steps")] if steps or not groups else []
         parts += [(group.items, _noun_of(group)) for group in groups]
+        unknown = {step.id for step in whole if step.outcome is Outcome.UNKNOWN}
         return PlanSummary(
             id=self.id,
             description=self.description,
@@ -447,7 +452,7 @@ class PlanRun:
             running=counts[StepStatus.RUNNING],
             skipped=counts[StepStatus.SKIPPED],
             progress=round(100 * counts[StepStatus.COMPLETED] / len(counted), 1) if counted else 0.0,
-            text="; ".join(_count_in_words(ends, noun) for ends, noun in parts),
+            text="; ".join(_count_in_words(ends, noun, unknown if ends is steps else ()) for ends, noun in parts),
         )
 
     def raise_for_status(self) -> None:

@@ -108,12 +108,16 @@ def _has_stopped(run: PlanRun) -> bool:
     return run.completed_at is not None or run.reason is RunReason.INTERRUPTED
 
 
+CHECK_FIRST = "check whether it happened, then record it with"
+ANSWERS = "done: it happened; again: it did not, call it again; abort: end the run, still unknown"
+
+
 async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
     """Return the hint for a run that stopped with an unknown outcome or whose process is gone, or None for other runs."""
     if (advice := await advice_on(run, store)) is not None:
-        instruction = (
-            f"`{advice.command}` {advice.effect}" if advice.then is None else f"record it with `{advice.command}`, then `{advice.then}`"
-        )
+        instruction = f"`{advice.command}` {advice.effect}"
+        if advice.then is not None:
+            instruction = f"{CHECK_FIRST} `{advice.command}` ({ANSWERS}), then `{advice.then}`"
         return f"{advice.message}: {instruction}"
     if run.completed_at is None:
         return None

@@ -6,7 +6,7 @@ from typing import Protocol, assert_never
 
 from plan_adapter.model.approvals import Decision, GateKind
 from plan_adapter.model.options import CallKind
-from plan_adapter.model.readable import call_name, item_option
+from plan_adapter.model.readable import call_name, item_option, redacted
 from plan_adapter.model.record import PlanRun
 
 MAX_NAMES = 20
@@ -14,6 +14,10 @@ MAX_NAMES = 20
 
 SHOWN_DIGITS = 12
 """How many characters of a digest a command shows: enough to tell two versions of a gate's content apart, and short enough to read."""
+
+
+ANY_FIELDS = "FIELD=VALUE…"
+"""The fields of an answer, in a command that does not name them."""
 
 
 class Question(Protocol):
@@ -60,7 +64,7 @@ def answer_command(question: Question, decision: Decision = "approve", *, api: b
     where = f"{question.run_id}{option}{_step_options(question)}{digest}"
     match decision:
         case "approve" if question.kind == "question":
-            return f"plan answer {question.run_id} {question.step_id}{option}{digest} FIELD=VALUE…"
+            return f"plan answer {question.run_id} {question.step_id}{option}{digest} {ANY_FIELDS}"
         case "approve":
             return f"plan approve {where}"
         case "reject":
@@ -117,12 +121,29 @@ def rollback_command(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
     return f"plan cancel {run.id} --rollback{offline_option(run)}{tools_option(tools)}"
 
 
-NEW_RUN_HINT = "a resume would call nothing, because the failed items were rolled back: start a new run for the items that remain"
-"""The hint for a run whose failed items were rolled back, each by itself."""
+MAX_INPUT_CHARACTERS = 200
+"""How long the inputs of a run may be that a command names."""
 
 
-ROLLED_BACK_HINT = "a run that was rolled back cannot be resumed: start a new one"
-"""The hint for a run that was rolled back."""
+def new_run_command(run: PlanRun) -> str:
+    """Return the command that runs the plan of `run` again, with its inputs as far as they are short texts and numbers without secrets."""
+    shown = {name: value for name, value in run.inputs.items() if isinstance(value, str | int | float) and not isinstance(value, bool)}
+    is_short = len(shown) == len(run.inputs) and sum(map(len, map(str, shown.values()))) < MAX_INPUT_CHARACTERS
+    inputs = " --inputs FILE"
+    if is_short and redacted(shown, expressions=False) == shown:
+        inputs = "".join(f" --input {shlex.quote(f'{name}={value}')}" for name, value in shown.items())
+    return f"plan run {run.digest[:SHOWN_DIGITS]}{inputs}{offline_option(run)}"
+
+
+def new_run_hint(run: PlanRun) -> str:
+    """Return the hint for a run whose failed items were rolled back, each by itself."""
+    why = "a resume would call nothing, because the failed items were rolled back"
+    return f"{why}: `{new_run_command(run)}` starts a new run; give it only the items that remain"
+
+
+def rolled_back_hint(run: PlanRun) -> str:
+    """Return the hint for a run that was rolled back."""
+    return f"a run that was rolled back cannot be resumed: `{new_run_command(run)}` starts a new one"
 
 
 def rollback_hint(run: PlanRun) -> str:

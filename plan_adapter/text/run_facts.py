@@ -103,7 +103,7 @@ class LeftBehind:
         return f"{self.what}: {listed(self.calls, most)}" if self.calls else self.what
 
 
-NOTHING_LEFT = "nothing is left behind: everything that was done is undone"
+NOTHING_LEFT = "every change was undone, and each undo succeeded; nothing was checked afterwards"
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def test_a_run_is_shown_with_the_status_and_reason_of_each_step() -> None:
     )
     text = format_plan(replace(run, started_at=NOW, completed_at=NOW, total_duration_ms=1500))
     assert text.startswith("# 发布流程: UnknownOutcome\n\nRelease\n\n- run: `0192f0c4-0000-7000-8000-000000000001`\n- it is unknown\n")
-    assert "- progress: 1 of 3 steps done, 1 failed, 1 skipped (33.3 %)\n" in text
+    assert "- progress: 1 of 3 steps done, 1 with an unknown outcome, 1 skipped (33.3 %)\n" in text
     assert "- approved by ana at 2026-11-" in text
     assert text.endswith(
         "1. **a** `run_command`: completed in 1.2 s, 1 retry\n"

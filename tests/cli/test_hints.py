@@ -266,8 +266,10 @@ def test_after_a_failed_item_was_rolled_back_a_new_run_is_suggested(plan: Plan) 
     alone = {"on_error": "continue", "rollback_failed": True}
     nodes = {"id": "nodes", "for_each": "${{ ['web-1', 'web-2'] }}", "steps": inner, **alone}
     ended = plan("run", document(nodes), "--offline", *TOOLS)
-    (run_id,) = [line["id"] for line in plan("runs", "--json").lines]
-    hint = "a resume would call nothing, because the failed items were rolled back: start a new run for the items that remain\n"
+    (line,) = plan("runs", "--json").lines
+    run_id, command = line["id"], f"`plan run {line['digest'][:12]} --offline`"
+    why = "a resume would call nothing, because the failed items were rolled back"
+    hint = f"{why}: {command} starts a new run; give it only the items that remain\n"
     assert ended.err.endswith(f"`plan show {run_id}` shows why; {hint}")
     assert plan("show", run_id).next == hint
     before = plan("show", run_id, "--json").run

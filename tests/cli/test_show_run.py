@@ -75,7 +75,7 @@ def shown(plan: Plan, *, width: int = 80) -> str:
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "<moment>"),
         (r"\b[\d.]+ (ms|s)\b", "<time>"),
         (rf"\b{os_user()}\b", "<me>"),
-        (r"digest [0-9a-f]{12}", "digest <digest>"),
+        (r"(digest|plan run) [0-9a-f]{12}", r"\1 <digest>"),
     ):
         text = re.sub(pattern, name, text)
     return text
@@ -85,12 +85,14 @@ FAILED_AND_UNDONE = """\
 ↶ RolledBack: rolling-restart (restart web-1, 数据库-2, web-3), <time> ago
   `nodes` failed: web-3: `healthy` failed: `bash` ended with exit code 7:
   connect to web-3 port 8080 refused
-  nothing is left behind: everything that was done is undone
-  next: a run that was rolled back cannot be resumed: start a new one
+  every change was undone, and each undo succeeded; nothing was checked
+  afterwards
+  next: a run that was rolled back cannot be resumed: `plan run <digest>
+  --inputs FILE --offline` starts a new one
 
   run <id>, started <moment> by <me>,
   took <time>
-  nodes: ["web-1", "数据库-2", "web-3"]
+  inputs: nodes=["web-1", "数据库-2", "web-3"]
 
 ✓ look    <time>, three nodes
 ✗ nodes   1 of 3 items failed
@@ -111,7 +113,7 @@ FAILED_AT_140 = """\
   next: `plan resume <id> --offline` resumes the run; completed steps are kept
 
   run <id>, started <moment> by <me>, took <time>
-  nodes: ["web-1", "数据库-2", "web-3"]
+  inputs: nodes=["web-1", "数据库-2", "web-3"]
 
 ✓ look    <time>, three nodes
 ✗ nodes   1 of 3 items failed
@@ -171,8 +173,8 @@ def test_on_a_terminal_each_command_is_a_line_and_nothing_is_markdown(plan: Plan
     assert lines[2].startswith("  answer with choice=switch or wait; nodes=integer")
     begin = lines.index("  next: waiting for an answer")
     assert lines[begin + 1 : begin + 4] == [
-        f"    plan answer {short} decide --digest {digest} FIELD=VALUE…",
-        f"    plan resume {short} --offline",
+        f"    plan answer {short} decide --digest {digest} choice=… nodes=…",
+        f"    plan resume {short} --offline  # then continues the run here",
         "    plan gates  # lists everything that waits",
     ]
     assert "⏸ decide  question" in lines

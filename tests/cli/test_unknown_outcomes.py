@@ -12,7 +12,7 @@ import pytest
 
 from plan_adapter.gates.approval import os_user
 from plan_adapter.model.readable import moment
-from plan_adapter.text.commands import ROLLED_BACK_HINT
+from plan_adapter.runs.reconcile import ANSWERS, CHECK_FIRST
 from tests.cli.conftest import Plan
 from tests.cli.test_run import TOOLS, document, step
 from tests.cli.test_waiting import Processes, line_with, processes
@@ -68,8 +68,8 @@ def test_show_suggests_the_next_command_for_a_killed_run(effect: str, processes:
         return
     pid = plan("show", run_id, "--json").run["steps"][1]["calls"][0]["command"].split("pid ")[1].split(",")[0]
     assert re.sub(r", \d+ m?s:", ":", hint) == (
-        f"its process died; the outcome of `slow` is unknown; the command of `slow` still runs here, pid {pid}: record it with "
-        f"`plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`\n"
+        f"its process died; the outcome of `slow` is unknown; the command of `slow` still runs here, pid {pid}: {CHECK_FIRST} "
+        f"`plan resolve {run_id} slow done|again|abort` ({ANSWERS}), then `plan resume {run_id} --offline`\n"
     )
 
 
@@ -149,7 +149,7 @@ def test_a_run_in_progress_has_no_unknown_outcomes(processes: Processes, plan: P
 
 def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
-    resolve = f"record it with `plan resolve {run_id} slow done|again|abort`, then `plan cancel {run_id} --rollback --offline`\n"
+    resolve = f"{CHECK_FIRST} `plan resolve {run_id} slow done|again|abort` ({ANSWERS}), then `plan cancel {run_id} --rollback --offline`\n"
     assert resolve in plan("show", run_id).next
     known, undoes = (
         "the outcome of `slow` is unknown",
@@ -175,7 +175,7 @@ def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     plan("resolve", run_id, "slow", "done")
     undone = plan("cancel", run_id, "--rollback", "--offline")
     assert (undone.code, Path("slow-undone").exists()) == (0, True)
-    assert plan("show", run_id).next == f"{ROLLED_BACK_HINT}\n"
+    assert "cannot be resumed: `plan run " in plan("show", run_id).next
 
 
 def test_an_unknown_outcome_is_shown_even_with_nothing_else_to_undo(plan: Plan) -> None:
@@ -219,13 +219,14 @@ def test_every_hint_of_a_run_to_be_rolled_back_suggests_the_rollback(is_killed: 
         _, stderr = process.communicate()
         assert stderr.splitlines()[-1].endswith(f"record the outcome with {resolve}")
         assert f"rolled back: nothing, because the outcome of `slow` is unknown: {resolve}" in plan("show", run_id, "--json").run["message"]
-    assert plan("show", run_id).next.endswith(f"record it with {resolve}\n")
+    assert plan("show", run_id).next.endswith(f"{CHECK_FIRST} {resolve.replace('`, then', f'` ({ANSWERS}), then')}\n")
     assert f"then {undo}" in plan("cancel", run_id, "--rollback", "--offline").err
     hint = f"{undo} rolls the run back; to finish it instead, {finish}\n"
     assert plan("resolve", run_id, "slow", "done", "--end").err.endswith(hint)
     assert plan("show", run_id).next == hint
     assert plan("cancel", run_id, "--rollback", "--offline").code == 0
-    assert (Path("prepared").exists(), Path("slow-undone").exists(), plan("show", run_id).next) == (False, True, f"{ROLLED_BACK_HINT}\n")
+    assert (Path("prepared").exists(), Path("slow-undone").exists()) == (False, True)
+    assert "cannot be resumed: `plan run " in plan("show", run_id).next
 
 
 def test_after_a_timeout_the_recorded_outcome_suggests_the_rollback_first(plan: Plan) -> None:

@@ -21,7 +21,7 @@ from plan_adapter.model.plan import Rollback, Step
 from plan_adapter.model.status import RunReason
 from plan_adapter.plans import format_plan
 from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arevise_run, arun_plan
-from plan_adapter.runs.reconcile import hint_of
+from plan_adapter.runs.reconcile import ANSWERS, CHECK_FIRST, hint_of
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus, dump_plan
@@ -265,7 +265,8 @@ async def test_an_unknown_outcome_of_the_rollback_waits_for_a_person_and_a_resum
     command = f"plan resolve {ended.id} restart done|again|abort --item a --rollback"
     assert f"the outcome of its rollback is unknown: `{command}`, then `plan resume {ended.id} --offline`" in (ended.message or "")
     assert await hint_of(ended, any_store) == (
-        f"the outcome of the rollback of `restart` is unknown: record it with `{command}`, then `plan resume {ended.id} --offline`"
+        f"the outcome of the rollback of `restart` is unknown: {CHECK_FIRST} `{command}` ({ANSWERS}), "
+        f"then `plan resume {ended.id} --offline`"
     )
     resumed = await aresume_run(ended.id, tools=cluster.tools, store=any_store, offline=True)
     assert (cluster.done, command in (resumed.message or "")) == (["drain a", "restart a"], True)

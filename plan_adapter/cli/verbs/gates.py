@@ -131,8 +131,9 @@ def _print_gates(
 
 def field_text(name: str, field: "Input") -> str:
     """Return a field of a question with the values it takes."""
-    kind = " or ".join(as_text(choice) for choice in field.enum) if field.enum else field.type
-    return f"{name}={one_line(kind)}{plain(limits_of(field))}" + ("" if field.is_required else f" (by default {as_text(field.default)})")
+    choices = [as_text(choice) for choice in field.enum or ([True, False] if field.type == "boolean" else [])]
+    kind = one_line(" or ".join(choices)) or field.type
+    return f"{name}={kind}{plain(limits_of(field))}" + ("" if field.is_required else f" (by default {as_text(field.default)})")
 
 
 def _row(gate: "Gate", now: datetime, *, wide: bool) -> list[str]:

@@ -19,6 +19,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.errors import RunConflictError, StoreError
 from plan_adapter.model.readable import code, counted, item_number, one_line, plain
+from plan_adapter.text.commands import ANY_FIELDS, answer_command
 from plan_adapter.text.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
 from plan_adapter.text.preview import name_of_run
 from plan_adapter.text.run_facts import RunAccount, RunFacts, run_facts
@@ -144,11 +145,20 @@ def account_of(found: ShownRun) -> RunAccount:
         facts=found.facts,
         state=found.listed,
         asked=[text for gate in state.gates[:SHOWN_GATES] for text in _asked_lines(gate, state.now)],
-        next_text=found.next_text,
+        next_text=_next_at_gate(found.next_text, state.gates),
         approvals=[plain(text) for text in state.events()],
         notes=[plain(note) for note in notes],
         now=state.now,
     )
+
+
+def _next_at_gate(next_text: str | None, gates: "Sequence[Gate]") -> str | None:
+    """Return what to type. If the run waits at just one gate, that includes the fields of its question, or how to refuse the approval."""
+    if next_text is None or len(gates) != 1:
+        return next_text
+    (gate,) = gates
+    refuse = f"; `{answer_command(gate, 'reject')}` refuses it" if gate.kind == "approval" else ""
+    return next_text.replace(ANY_FIELDS, " ".join(f"{name}=…" for name in gate.fields)) + refuse
 
 
 def _asked_lines(gate: "Gate", now: "datetime") -> list[str]:

@@ -38,6 +38,9 @@ _FOLD = "<details><summary><b>All details: read them before you answer</b></summ
 _NO_ANSWER_HERE = "an answer as described above (this page takes none)"
 """The name of a property that no answer can have. Prefect's UI shows it when it refuses one."""
 
+DECISION = "decision"
+"""The name of the field of the decision, as long as the page shows the content that it showed first."""
+
 _REQUIRED: Any = ...
 _DECISIONS: dict[GateKind, tuple[str, ...]] = {
     "approval": get_args(Decision),
@@ -46,6 +49,7 @@ _DECISIONS: dict[GateKind, tuple[str, ...]] = {
 }
 _SIGN_COMMANDS: dict[GateKind, str] = {"approval": "approve", "question": "answer", "outcome": "resolve --api"}
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_BOUND_DECISION = re.compile(rf"{DECISION}_[0-9a-f]{{{SHOWN_DIGITS}}}")
 _LIMITS = {
     "decision": MAX_NAME_CHARACTERS,
     "approver": MAX_NAME_CHARACTERS,
@@ -61,24 +65,34 @@ class NotAnAnswerError(ValueError):
     """A form came back without a complete answer. The message says why and is written for the person who answered."""
 
 
-def build_form(request: ApprovalRequest, *, takes_codes: bool = True) -> type[RunInput]:
+def build_form(request: ApprovalRequest, *, takes_codes: bool = True, decision: str = DECISION) -> type[RunInput]:
     """Return the form of `request` as a model. Every rule is in its JSON schema, because the server checks nothing else.
 
-    Without `takes_codes` it has no field for a one-time code: anyone could read and submit it.
+    Without `takes_codes` it has no field for a one-time code: anyone could read and submit it. `decision` is the name of the field of the
+    decision: see `decision_field`.
     """
+    own = _fields_of_question(request) if request.kind == "question" and request.fields else None
 
     class Form(RunInput):
-        model_config = ConfigDict(json_schema_extra=partial(_prepend_fields, request.fields) if request.kind == "question" else None)
+        model_config = ConfigDict(json_schema_extra=None if own is None else partial(_prepend_fields, own))
 
     fields: dict[str, Any] = {
-        "decision": (Literal[_DECISIONS[request.kind]], _decision_field(request.kind)),
-        **({"result": (str, _result_field())} if request.kind == "outcome" else {}),
+        decision: (Literal[_DECISIONS[request.kind]], _decision_field(request.kind)),
+        **({"result": (str, _result_field())} if request.kind == "outcome" and "result" in request.fields else {}),
         "approver": (str, _approver_field(request.gate_policy)),
         **_proof_fields(request.gate_policy, command=f"plan {_SIGN_COMMANDS[request.kind]} --sign", takes_codes=takes_codes),
         "note": (str, _note_field("How you know." if request.kind == "outcome" else None)),
-        "digest": (str, _digest_field(request)),
     }
     return create_model("Outcome" if request.kind == "outcome" else "Answer", __base__=Form, **fields)
+
+
+def decision_field(digest: str, first_digest: str) -> str:
+    """Return the name of the field of the decision about the content `digest`, on a page that showed `first_digest` first.
+
+    Prefect checks an answer against the form that the page has now, not the one that a person has read. So the form of other content
+    requires a field with its digest in the name, and an answer that was read before is refused.
+    """
+    return DECISION if digest == first_digest else f"{DECISION}_{digest[:SHOWN_DIGITS]}"
 
 
 def _decision_field(kind: GateKind) -> Any:
@@ -94,6 +108,17 @@ def _result_field() -> Any:
     return Field(default="", max_length=MAX_RESULT_CHARACTERS, title="Result", description=description)
 
 
+def _fields_of_question(request: ApprovalRequest) -> dict[str, Input]:
+    """Return the fields of a question, the first one with the question in its description.
+
+    With four fields or more, Prefect's older UI gives the text above them no room.
+    """
+    first, *others = request.fields
+    field, question = request.fields[first], one_line(request.description)[:MAX_NOTE_CHARACTERS]
+    described = f"{question} {field.description}" if field.description else question
+    return {first: field.model_copy(update={"description": described}), **{name: request.fields[name] for name in others}}
+
+
 def _prepend_fields(fields: Mapping[str, Input], schema: dict[str, Any]) -> None:
     """Put the fields of a question before the others of the form. A field without a default is required, even to reject."""
     own = form_schema(fields)
@@ -107,11 +132,6 @@ def notice_schema() -> dict[str, JsonValue]:
     """Return the schema of a form without fields that takes no answer."""
     # The server refuses the button Resume with: 'an answer as described above …' is a required property. It refuses every value as well.
     return {"title": "Notice", "type": "object", "properties": {}, "required": [_NO_ANSWER_HERE], "additionalProperties": False}
-
-
-def _digest_field(request: ApprovalRequest) -> Any:
-    """Return the field that binds the answer to what the form shows, so that an answer from an outdated page is refused."""
-    return Field(default=request.approval_digest[:SHOWN_DIGITS], max_length=MAX_NAME_CHARACTERS, title="Digest: leave it as it is")
 
 
 def _note_field(description: str | None = None) -> Any:
@@ -149,8 +169,9 @@ def parse_answer(submitted: object, kind: GateKind = "approval", fields: Collect
     if not isinstance(submitted, dict) or not submitted:
         raise NotAnAnswerError("the form came back empty")
     values, limits = cast("dict[str, object]", submitted), _OUTCOME_LIMITS if kind == "outcome" else _LIMITS
+    fields = fields if kind == "question" else ()
     given = cast("dict[str, JsonValue]", {name: values[name] for name in fields if values.get(name) is not None})
-    values = {name: value for name, value in values.items() if name not in fields}
+    values = _with_plain_decision({name: value for name, value in values.items() if name not in fields})
     if unknown := sorted(str(name) for name in values.keys() - limits.keys()):
         raise NotAnAnswerError(f"the answer has fields that the form does not have: {', '.join(unknown[:5])[:200]}")
     if wrong := [name for name, value in values.items() if not isinstance(value, str) and value is not None]:
@@ -166,7 +187,7 @@ def parse_answer(submitted: object, kind: GateKind = "approval", fields: Collect
         raise NotAnAnswerError("the name of the person who answers is missing")
     digest = texts.get("digest", "").strip().casefold()
     if digest and not _DIGEST.fullmatch(digest):
-        raise NotAnAnswerError("this is not a digest: leave the field as it is")
+        raise NotAnAnswerError("`digest` is not a digest")
     if decision == "request_changes" and not texts.get("note", "").strip():
         raise NotAnAnswerError("the note is empty: say in it what to change")
     return Answer(
@@ -181,6 +202,17 @@ def parse_answer(submitted: object, kind: GateKind = "approval", fields: Collect
     )
 
 
+def _with_plain_decision(values: Mapping[str, object]) -> dict[str, object]:
+    """Return `values` with the decision under its plain name, and the digest that its name had."""
+    found = [name for name in values if _BOUND_DECISION.fullmatch(name)]
+    if not found:
+        return dict(values)
+    if len(found) > 1 or DECISION in values or values.get("digest"):
+        raise NotAnAnswerError("the answer has more than one decision")
+    others = {name: value for name, value in values.items() if name not in (found[0], "digest")}
+    return {**others, DECISION: values[found[0]], "digest": found[0].removeprefix(f"{DECISION}_")}
+
+
 def _parse_result(text: str, decision: str) -> JsonValue:
     if not text.strip():
         return None
@@ -192,12 +224,12 @@ def _parse_result(text: str, decision: str) -> JsonValue:
         raise NotAnAnswerError(f'the result is not JSON ({error}); put text in quotes, as in "v3"') from None
 
 
-def form_values(answer: Answer) -> dict[str, JsonValue]:
-    """Return `answer` as form values."""
-    values: dict[str, JsonValue] = {"decision": answer.decision, "approver": answer.by, "note": answer.note}
-    proofs = {"code": answer.code, "signature": answer.signature, "digest": answer.digest}
+def form_values(answer: Answer, *, decision: str = DECISION) -> dict[str, JsonValue]:
+    """Return `answer` as the values of a form whose field of the decision is called `decision`."""
+    values: dict[str, JsonValue] = {decision: answer.decision, "approver": answer.by, "note": answer.note}
+    proofs = {"code": answer.code, "signature": answer.signature}
     if answer.decision == "approve" and isinstance(answer.result, dict):  # at a question
-        values |= {**answer.result, "decision": "answer"}
+        values |= {**answer.result, decision: "answer"}
     elif answer.result is not None:
         values["result"] = json.dumps(answer.result, ensure_ascii=False)
     return values | {name: proof for name, proof in proofs.items() if proof}

@@ -33,6 +33,7 @@ from plan_adapter.engine.connection import current_server, demands_authenticatio
 from plan_adapter.engine.form import (
     NotAnAnswerError,
     build_form,
+    decision_field,
     form_description,
     form_values,
     lost_form_message,
@@ -89,10 +90,16 @@ class GateLabels:
     label: str | None  # the item's label, None if it is known by number
     call_kind: CallKind
     is_lost: bool  # Prefect does not keep the form
+    first_digest: str  # of the content that the page showed first; empty: of this one
+
+    @property
+    def decision(self) -> str:
+        """The name of the field of the decision."""
+        return decision_field(self.approval_digest, self.first_digest or self.approval_digest)
 
 
 def form_labels(
-    request: ApprovalRequest, keyset: str, refused: str | None, *, is_lost: bool = False
+    request: ApprovalRequest, keyset: str, refused: str | None, *, first_digest: str = "", is_lost: bool = False
 ) -> dict[str, str | int | float | bool]:
     """Return the labels of a flow run that shows the form of `request` under `keyset`. An empty text means None or False."""
     labels = {
@@ -111,6 +118,7 @@ def form_labels(
         "label": request.label,
         "call_kind": request.call_kind,
         "lost": "yes" if is_lost else None,
+        "first": first_digest or request.approval_digest,
     }
     # Prefect merges labels, so outdated ones must be overwritten.
     return {LABEL_PREFIX + name: label(value or "") for name, value in labels.items()}
@@ -138,6 +146,7 @@ def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
             label=one_line(texts["label"]) if texts.get("label") else None,
             call_kind="rollback" if texts.get("call_kind") == "rollback" else "step",
             is_lost=bool(texts.get("lost")),
+            first_digest=texts.get("first", ""),
         )
     except ValueError:
         return None
@@ -237,14 +246,17 @@ class GatePause:
         Call it once the server has accepted the pause. Raises FormLostError, or one of SERVER_ERRORS.
         """
         takes_codes = await _takes_codes(request)
-        schema = build_form(request, takes_codes=takes_codes)
+        shown = read_labels((await self.client.read_flow_run(self.flow_run_id)).labels)
+        first = request.approval_digest if shown is None else shown.first_digest or shown.approval_digest
+        schema = build_form(request, takes_codes=takes_codes, decision=decision_field(request.approval_digest, first))
         text = form_description(request, refused=refused, takes_codes=takes_codes)
         try:
             await self._write(lambda: schema.asave(keyset_from_base_key(self.keyset), self.flow_run_id), text)
         except FormLostError:
-            await self._label(form_labels(request, self.keyset, refused, is_lost=True))
+            await self._label(form_labels(request, self.keyset, refused, first_digest=first, is_lost=True))
             raise
-        await self._label(form_labels(request, self.keyset, refused))  # last, because they say that the page shows this form
+        # Last, because they say that the page shows this form.
+        await self._label(form_labels(request, self.keyset, refused, first_digest=first))
 
     async def write_notice(self, text: str) -> None:
         """Write a form that shows `text` and takes no answer. Raises the same as `write_form`."""
@@ -400,7 +412,7 @@ async def answer_form(form: OpenForm, answer: Answer) -> None:
 
     Raises RunConflictError if the form no longer waits or now asks about something else; raises NoServerError.
     """
-    values = form_values(answer)
+    values = form_values(answer, decision=form.decision)
     for method, proof in _PROOFS.items():
         if proof in values and method not in (form.known_by or ()):
             message = (
@@ -421,7 +433,7 @@ async def form_fields(form: OpenForm) -> dict[str, Input]:
     """Return the fields of the question that `form` asks, empty if Prefect no longer has it. Raises NoServerError."""
     found = await _read_part(form.flow_run_id, form.keyset, "schema")
     properties: dict[str, Any] = {} if found is None else found["properties"]
-    return {name: input_from_schema(schema) for name, schema in properties.items() if name not in FORM_FIELDS}
+    return {name: input_from_schema(schema) for name, schema in properties.items() if name not in (*FORM_FIELDS, form.decision)}
 
 
 async def lacks_form(gate: Gate) -> bool:

@@ -70,7 +70,7 @@ _QUESTION_HELP = {
 
 
 _OUTCOME_HELP = {
-    "done": "it was done: the call is not repeated, and you are asked for its result",
+    "done": "it was done: the call is not repeated; if a step uses its result, you are asked for it",
     "again": "it was not done: the call is repeated",
     "abort": "end the run here, as cancelled",
     "v": "view everything that you are asked about",
@@ -122,7 +122,7 @@ class TerminalApprover:
                 question = f"How did {step_name(request)} end? Your answer as {self._user}: done, again, abort, [v]iew, [?] "
                 while (reply := await conversation.ask(question, drop_typeahead=True)) is not None:
                     if reply.casefold() in ("done", "again", "abort"):
-                        return await self._ask_details(cast("Resolution", reply.casefold()))
+                        return await self._ask_details(cast("Resolution", reply.casefold()), takes_result="result" in request.fields)
                     if reply.casefold() in ("v", "view"):
                         conversation.say(plain(without_picture(request.text)))
                     else:
@@ -131,9 +131,9 @@ class TerminalApprover:
             conversation.say("the input has ended here; answer in the form or with `plan resolve`")
         return None
 
-    async def _ask_details(self, resolution: Resolution) -> Answer | None:
+    async def _ask_details(self, resolution: Resolution, *, takes_result: bool) -> Answer | None:
         result: JsonValue = None
-        while resolution == "done":
+        while resolution == "done" and takes_result:
             text = await self._conversation.ask("What did it return? (JSON, empty for none) ")
             if text is None:
                 return None

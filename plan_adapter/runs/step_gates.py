@@ -16,6 +16,7 @@ from plan_adapter.gates.identity import identity_of_author
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.model.approvals import Approval, Gate
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.options import Input
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
 from plan_adapter.model.readable import call_name, redacted
 from plan_adapter.model.record import AUTHOR, GroupItem, PlanRun
@@ -28,6 +29,9 @@ from plan_adapter.runs.standing import approve_call_by_standing
 from plan_adapter.store.outcomes import outcome_digest
 from plan_adapter.text.call_text import outcome_text, step_gate_text
 from plan_adapter.text.run_facts import run_facts
+
+RESULT_FIELD = {"result": Input(description="What the call returned, as JSON")}
+"""The field of an outcome gate for the result of a call that something uses."""
 
 
 @dataclass(slots=True)
@@ -318,6 +322,7 @@ class OutcomeGates:
             label=attempt.label,
             kind="outcome",
             call_kind=attempt.kind,
+            fields=RESULT_FIELD if attempt.kind == "step" and bound.validated.uses_result_of(step.id) else None,
         )
 
     async def _show_unknown(self, unknown_outcome: UnknownOutcome, change: int) -> None:

@@ -386,6 +386,8 @@ def outcome_text(
         + f"It called {code(attempt.tool_name)} with:",
         "",
     ]
+    gets = "Other steps get the result that you enter (JSON, empty for none)"
+    takes_result = not is_rollback and validated.uses_result_of(step.id)
     running = any(command.state == "running" for command in commands)
     end = resolve_command(run_id, (attempt.step_id, attempt.item), "again", label=attempt.label, kind=attempt.kind)
     refused = f"; refused while its command runs: {code(f'{end} --end')} ends the command first" if running else ""
@@ -402,7 +404,7 @@ def outcome_text(
         "",
         "### What each answer does",
         "",
-        "- **done**: the call is not repeated. Later steps get the result that you enter (JSON, empty for none)",
+        "- **done**: the call is not repeated" + (f". {gets}" if takes_result else ""),
         "- **again**: the call is repeated" + (", after another approval" if attempt.approval_id is not None else "") + refused,
         f"- **abort**: {_ABORT_ENDS_ROLLBACK if is_rollback else _ABORT_ENDS_RUN}",
         "",

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from plan_adapter.model.canonical import Change, diff_plans, plan_digest
+from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.options import EFFECTS, Effect
-from plan_adapter.model.plan import ExecutionPlan, Step, flattened
-from plan_adapter.model.readable import code, counted, duration, fenced, is_secret_name, secret_parameters, words
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.readable import code, counted, duration, fenced, secret_parameters, words
+from plan_adapter.text.changes import FINALLY, Changes
 from plan_adapter.text.gate_text import (
     EFFECTS_SHOWN,
     HEIGHT,
@@ -52,78 +53,21 @@ from plan_adapter.text.pictures import mermaid
 from plan_adapter.text.preview import Preview, StepPreview, preview_plan
 from plan_adapter.validation import BoundPlan
 
-FINALLY = "finally."
 CHANGES_SHOWN = 200
+"""How many changed values the text of a gate lists."""
 
 
-def changes_section(earlier: ExecutionPlan, preview: Preview, *, schemas: Mapping[str, dict[str, JsonValue]]) -> list[str]:
-    """Return the section on how the plan of `preview` differs from `earlier`."""
-    before, now = _steps_by_name(earlier, preview)
-    diff = diff_plans(earlier, preview.plan)
-    lines = ["### What changed", ""]
-    lines += [f"- **added** {code(name)}: {_call_facts(now[name])}" for name in diff.added]
-    lines += [f"- **removed** {code(name)}: {code(before[name].called)}" for name in diff.removed if name in before]
-    secret = {name: secret_parameters(schema) for name, schema in schemas.items()}
-    for change in diff.changed[:CHANGES_SHOWN]:
-        name = _changed_step_name(change, now)
-        lines.append(_change_line(change, name, secret.get(now[name].step.tool_name or "", ()) if name in now else ()))
-    more = len(diff.changed) - CHANGES_SHOWN
-    lines += [f"- … {more} more changes"] if more > 0 else []
-    lines += [f"- **moved**: {list_names(diff.reordered, MAX_LISTED)}"] if diff.reordered else []
-    touched = {*diff.added, *diff.reordered, *(_changed_step_name(change, now) for change in diff.changed)}
-    touched |= _steps_around(touched, {name: step.step for name, step in now.items()}) | _steps_around(diff.removed, before)
-    same = [name for name in now if name not in touched]
-    lines += ["- nothing"] if not diff else []
-    lines += [f"- unchanged: {list_names(same, MAX_LISTED)}"] if same else []
-    return [*lines, ""]
+def _changes(earlier: ExecutionPlan, preview: Preview, mask: ValueMask) -> Changes:
+    """Return how the plan of `preview` differs from `earlier`."""
+    effects = {(FINALLY if step.is_finally_step else "") + step.step.id: step.effect for step in preview.steps}
+    return Changes(earlier, preview.plan, effects, {name: secret_parameters(schema) for name, schema in mask.schemas.items()})
 
 
-def raised_notices(earlier: ExecutionPlan, preview: Preview) -> list[str]:
-    """Return a notice for each step that may do more than in `earlier`, for the top of the first screen."""
-    before, now = _steps_by_name(earlier, preview)
-    notices = list[str]()
-    for name in diff_plans(earlier, preview.plan).raised:
-        was = before[name].effect
-        # A step without `effect` has its tool's effect, which may be no more than the one written before.
-        if name in now and was is not None and EFFECTS.index(now[name].effect) > EFFECTS.index(was):
-            notices.append(f"MAY DO MORE THAN BEFORE: {code(name)}, {was} → {now[name].effect}")
-    return notices
-
-
-def _steps_by_name(earlier: ExecutionPlan, preview: Preview) -> tuple[dict[str, Step], dict[str, StepPreview]]:
-    """Return the steps before and now by their names in a `PlanDiff`: the id, with `finally.` before that of a `finally` step."""
-    before = {step.id: step for step in flattened(earlier.steps)} | {f"{FINALLY}{step.id}": step for step in earlier.finally_}
-    return before, {(FINALLY if step.is_finally_step else "") + step.step.id: step for step in preview.steps}
-
-
-def _steps_around(names: Collection[str], steps: Mapping[str, Step]) -> set[str]:
-    """Return the groups and the steps with sub-plans around the steps `names`, at every depth."""
-    found, queue = set[str](), [*names]
-    while queue:
-        step = steps.get(queue.pop())
-        if step is not None and step.outer is not None:
-            found.add(step.outer)
-            queue.append(step.outer)
-    return found
-
-
-def _changed_step_name(change: Change, now: Collection[str]) -> str:
-    """Return the name of the changed step, or of the changed field of the plan."""
-    parts = change.at.split(".")
-    names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((name for name in names if name in now), parts[0])
-
-
-def _call_facts(step: StepPreview) -> str:
-    return f"{code(step.step.called)}, {EFFECTS_SHOWN[step.effect]}"
-
-
-def _change_line(change: Change, step: str, secret: Collection[str]) -> str:
-    # A value is secret if any name in its path is, or if the parameter's schema says so.
-    names, own = change.at.removeprefix(FINALLY).split("."), change.at.removeprefix(f"{step}.").split(".")
-    is_secret = any(map(is_secret_name, names)) or (own[0] == "parameters" and len(own) > 1 and own[1] in secret)
-    old, new = change.shown(is_secret=is_secret)
-    return f"- {code(change.at)}: {'nothing' if old is None else code(old)} → {'nothing' if new is None else code(new)}"
+def changes_section(changes: Changes) -> list[str]:
+    """Return the section on how a plan differs from its earlier version."""
+    lines, same = changes.lines(most=CHANGES_SHOWN), changes.untouched()
+    lines = [*(lines or ["nothing"]), *([f"unchanged: {list_names(same, MAX_LISTED)}"] if same else [])]
+    return ["### What changed", "", *(f"- {line}" for line in lines), ""]
 
 
 DESCRIPTION_CHARACTERS = 300
@@ -251,7 +195,8 @@ def plan_gate_text(
     named = f" ({words(preview.run_name)})" if preview.run_name not in (None, preview.plan.name) else ""
     waits = expiry_sentence(preview.plan, expires_ms, None, nobody=nobody, at=context.at)
     heading = f"Approve {plan_title(preview.plan)}{named}?"
-    notes = notice_lines([*notices, *([] if earlier is None else raised_notices(earlier, preview))])
+    changes = None if earlier is None else _changes(earlier, preview, mask)
+    notes = notice_lines([*notices, *([] if changes is None else changes.raised())])
     head = [f"## {heading}", ""]
     asked = [" ".join(part for part in (context.sentence(), waits, _inputs_line(bound.inputs, mask)) if part), ""]
     # The last line counts what is not shown above, so its height is reserved with all that it could count.
@@ -261,7 +206,7 @@ def plan_gate_text(
     about = quoted_description(heading, preview.plan.description)
     is_described = height_of([*notes, *head, *about, *facts]) <= HEIGHT
     first = [*notes, *head, *(about if is_described else []), *facts]
-    before = [] if earlier is None else changes_section(earlier, preview, schemas=mask.schemas)
+    before = [] if changes is None else changes_section(changes)
     before += [
         *tools,
         *_run_section(preview, gates, folder),

@@ -76,6 +76,15 @@ class ValidatedPlan:
         """Return the permissions of the tools at `step`, or with None, those that the whole plan gives."""
         return self.plan.permissions_at(step, self.decided_permissions)
 
+    def uses_result_of(self, step_id: str) -> bool:
+        """Return whether something may use the result of a step: an expression that names it, its own rollback, or the model of a goal."""
+        step = self.steps[step_id]
+        mappings = (self.parameters, self.when, self.for_each, self.labels, self.done_when, self.outputs)
+        templates = [template for mapping in mappings for template in mapping.values()]
+        templates += [rollback.parameters for rollback in self.rollbacks.values()]
+        is_named = any(not template.steps.isdisjoint((step.id, step.local_id)) for template in templates)
+        return is_named or step.goal is not None or step_id in self.rollbacks
+
     def effect_of(self, step_id: str) -> Effect:
         """Return the effect of a step's call: for a goal, the strongest effect of its tools. A step with inner steps calls nothing."""
         step = self.steps[step_id]

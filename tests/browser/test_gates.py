@@ -1,6 +1,7 @@
 """Tests of gates in Prefect's UI: a person answers them while a `plan run` waits in its own process."""
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
@@ -351,6 +352,33 @@ async def test_requested_changes_appear_in_the_form_of_the_new_version(start: St
     code, run = await plan.end()
     assert (code, run["status"], [step["id"] for step in run["steps"]]) == (0, "completed", ["make", "install", "check"])
     assert workspace.has_file("installed.txt")
+
+
+MANY_QUESTIONS = {
+    "description": "Ask in forms of one to eight fields",
+    "options": {"require_approval": False, "allow_parallel": True, "max_parallel_steps": 8},
+    "steps": [
+        {"id": f"ask{count}", "ask": {"question": f"Question of {count}?", "fields": {f"f{n}": {"type": "string"} for n in range(count)}}}
+        for count in range(1, 9)
+    ],
+}
+"""A question for each number of fields."""
+
+
+@pytest.mark.thorough
+async def test_a_question_can_be_read_in_forms_of_one_to_eight_fields(start: Start, user: BrowserUser) -> None:
+    plan = start(json.dumps(MANY_QUESTIONS))
+    page = await user.open_run(await plan.link())
+    for count in range(1, 9):
+        await plan.gate(step=f"ask{count}")
+        gate = await page.open_gate_of(f"ask{count}", verb="answer")
+        for shown in (await gate.open_older_form(), await gate.open_form()):
+            await shown.page.bring_to_front()
+            question = shown.dialog.get_by_text(f"Question of {count}?")
+            assert await question.count() == 2  # in the text, and in the description of the first field
+            assert max([await is_in_viewport(found) for found in await question.all()]), (count, type(shown).__name__)
+            await shown.screenshot(f"question-of-{count}-{type(shown).__name__}")
+            await shown.page.close()
 
 
 @pytest.mark.thorough

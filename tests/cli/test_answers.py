@@ -182,8 +182,8 @@ def test_a_revision_shows_its_changes_and_needs_a_new_approval(plan: Plan) -> No
     assert result.code == 0, result.err
     assert result.out.splitlines() == [
         "what the new version changes (2 places):",
-        "+ step loud is new (write_and_wait)",
-        "~ greet.parameters.who: 世界 → 大家",
+        "added `loud`: `write_and_wait`, write",
+        "`greet.parameters.who`: `世界` → `大家`",
         f"run {run_id} has the new version: pending_approval",
     ]
     assert f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`" in result.err
@@ -197,7 +197,7 @@ def test_a_revision_shows_its_changes_and_needs_a_new_approval(plan: Plan) -> No
 def test_a_raised_effect_is_shown_first(plan: Plan) -> None:
     run_id = waiting(plan, steps=[{**GREET, "effect": "read"}])
     result = plan("revise", run_id, document({**GREET, "effect": "write"}, **NEEDS_APPROVAL), *TOOLS, "--json")
-    assert result.run["changes"] == ["! EFFECT RAISED: step greet read → write"]
+    assert result.run["changes"] == ["MAY DO MORE THAN BEFORE: `greet`, read → write", "`greet.effect`: `read` → `write`"]
 
 
 def test_revise_needs_a_file_or_an_edit(plan: Plan) -> None:

@@ -19,7 +19,7 @@ steps:
 SECOND = FIRST.replace("Restart a node", "Restart the node") + (
     '  - {id: again, tool_name: http_get, description: Look again, parameters: {url: "http://127.0.0.1/"}}\n'
 )
-DIFFERENCES = ["+ step again is new (http_get: Look again)", "~ description: Restart a node → Restart the node"]
+DIFFERENCES = ["added `again`: `http_get` (Look again)", "`description`: `Restart a node` → `Restart the node`"]
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def test_a_difference_says_what_a_new_step_calls(plan: Plan) -> None:
     group = '  - {id: nodes, for_each: "${{ [1, 2] }}", steps: [{id: one, tool_name: http_get, parameters: {url: "http://127.0.0.1/"}}]}\n'
     goal = "  - {id: free, goal: Free a slot, tools: [http_get]}\n"
     assert plan("diff", "store:重启", _written(FIRST + group + goal)).out.splitlines() == [
-        "+ step nodes is new (group)",
-        "+ step one is new (http_get)",
-        "+ step free is new (goal)",
+        "added `nodes`: `group`",
+        "added `one`: `http_get`",
+        "added `free`: `goal`",
     ]
 
 
@@ -57,8 +57,9 @@ def test_a_difference_inside_a_group_is_shown_where_it_is(plan: Plan) -> None:
     group = '  - {id: nodes, for_each: "${{ [1, 2] }}", steps: [{id: one, %s, parameters: {url: "%s"}}]}\n'
     plan("save", _written(FIRST + group % (effect, long + "safe")))
     assert plan("diff", "store:重启", _written(FIRST + group % (effect.replace("read", "write"), long + "evil"))).out.splitlines() == [
-        "! EFFECT RAISED: step one read → write",
-        f"~ one.parameters.url: …{'a' * 40}safe → …{'a' * 40}evil",
+        "MAY DO MORE THAN BEFORE: `one`, read → write",
+        f"`one.parameters.url`: `…{'a' * 40}safe` → `…{'a' * 40}evil`",
+        "`one.effect`: `read` → `write`",
     ]
 
 

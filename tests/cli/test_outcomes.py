@@ -15,7 +15,8 @@ LOST = step("lost", "get_lost")
 
 
 def test_the_person_at_the_terminal_resolves_the_outcome_and_the_run_continues(terminals: list[Terminal]) -> None:
-    terminal = run_at(terminals, document(LOST, {**GREET, "depends_on": ["lost"]}))
+    used = {**GREET, "depends_on": ["lost"], "parameters": {"who": "${{ string(steps.lost.result) }}"}}
+    terminal = run_at(terminals, document(LOST, used))
     terminal.wait_for(PROMPT)
     assert "How did lost end?" in terminal.shown
     assert "approval digest" not in terminal.shown
@@ -55,3 +56,13 @@ def test_the_run_ends_as_unknown_if_nobody_can_be_asked(terminals: list[Terminal
     terminal = run_at(terminals, document(LOST), "--yes")
     assert terminal.end() == 7
     assert "How did" not in terminal.shown
+
+
+def test_nobody_is_asked_for_a_result_that_nothing_uses(terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, document(LOST, {**GREET, "depends_on": ["lost"]}))
+    terminal.wait_for(PROMPT)
+    terminal.type("done\n")
+    terminal.wait_for("How do you know?")
+    assert "What did it return?" not in terminal.shown
+    terminal.type("看过了\n")
+    assert terminal.end() == 0

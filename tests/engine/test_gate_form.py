@@ -8,9 +8,11 @@ import pytest
 from prefect.utilities.schema_tools.validation import is_valid
 
 from plan_adapter.engine.form import (
+    DECISION,
     MAX_TEXT_CHARACTERS,
     NotAnAnswerError,
     build_form,
+    decision_field,
     form_description,
     form_values,
     parse_answer,
@@ -36,10 +38,10 @@ def fields(gate_policy: GatePolicy) -> list[str]:
 @pytest.mark.parametrize(
     ("gate_policy", "names"),
     [
-        (GatePolicy(), ["decision", "approver", "note", "digest"]),
-        (GatePolicy(known_by=("form",)), ["decision", "approver", "note", "digest"]),
-        (GatePolicy(known_by=("totp",)), ["decision", "approver", "code", "note", "digest"]),
-        (GatePolicy(known_by=EVERY_PROOF), ["decision", "approver", "code", "signature", "note", "digest"]),
+        (GatePolicy(), ["decision", "approver", "note"]),
+        (GatePolicy(known_by=("form",)), ["decision", "approver", "note"]),
+        (GatePolicy(known_by=("totp",)), ["decision", "approver", "code", "note"]),
+        (GatePolicy(known_by=EVERY_PROOF), ["decision", "approver", "code", "signature", "note"]),
     ],
 )
 def test_the_form_has_only_the_fields_that_its_policy_needs(gate_policy: GatePolicy, names: list[str]) -> None:
@@ -49,8 +51,8 @@ def test_the_form_has_only_the_fields_that_its_policy_needs(gate_policy: GatePol
 @pytest.mark.parametrize(
     ("known_by", "names"),
     [
-        (("totp",), ["decision", "approver", "note", "digest"]),
-        (("totp", "ssh_signature"), ["decision", "approver", "signature", "note", "digest"]),
+        (("totp",), ["decision", "approver", "note"]),
+        (("totp", "ssh_signature"), ["decision", "approver", "signature", "note"]),
     ],
 )
 @pytest.mark.parametrize("kind", ["approval", "outcome"])
@@ -122,6 +124,30 @@ def test_an_answer_is_read_as_it_was_written() -> None:
     assert parse_answer({"decision": "approve", "approver": " ana ", "code": ""}) == Answer("approve", "ana", channel="form")
 
 
+def test_an_answer_from_a_page_that_showed_other_content_is_refused() -> None:
+    first, other = "1" * 64, "2" * 64
+    assert decision_field(first, first) == DECISION
+    bound = decision_field(other, first)
+    schema = build_form(request_of(), decision=bound).model_json_schema()
+    assert not is_valid(GOOD, schema)
+    given = {("decision" if name == "decision" else name): value for name, value in GOOD.items()}
+    given[bound] = given.pop("decision")
+    assert is_valid(given, schema)
+    answer = parse_answer(given)
+    assert (answer.decision, answer.digest) == ("approve", other[:12])
+    assert parse_answer(form_values(answer, decision=bound)) == answer
+    for more in ({"decision": "reject"}, {decision_field("3" * 64, first): "reject"}, {"digest": "1" * 12}):
+        with pytest.raises(NotAnAnswerError, match="more than one decision"):
+            parse_answer({**given, **more})
+
+
+def test_an_outcome_form_asks_for_a_result_only_if_something_uses_it() -> None:
+    asked = request_of(kind="outcome", step_id="lost")
+    assert [*build_form(asked).model_json_schema()["properties"]] == ["decision", "approver", "note"]
+    used = replace(asked, fields={"result": Input()})
+    assert [*build_form(used).model_json_schema()["properties"]] == ["decision", "result", "approver", "note"]
+
+
 def test_the_text_starts_with_the_escaped_reason_for_a_refused_answer() -> None:
     text = form_description(request_of(), refused="<script>\n# no")
     assert text.startswith("**The last answer was refused:** \\<script> # no. **Nothing has run; please answer again.**\n\n")
@@ -179,21 +205,21 @@ QUESTION = {
 
 
 def question_request() -> ApprovalRequest:
-    return replace(request_of(step_id="decide", kind="question"), fields=QUESTION)
+    return replace(request_of(step_id="decide", kind="question"), fields=QUESTION, description="Switch to the standby site?")
 
 
 def test_the_form_of_a_question_has_its_typed_fields_first() -> None:
     properties = build_form(question_request()).model_json_schema()["properties"]
-    assert [*properties] == ["choice", "nodes", "hosts", "decision", "approver", "note", "digest"]
+    assert [*properties] == ["choice", "nodes", "hosts", "decision", "approver", "note"]
     assert properties["choice"] == {
         "type": "string",
         "enum": ["switch", "wait"],
         "title": "怎么办",
-        "description": "What now",
+        "description": "Switch to the standby site? What now",
         "position": 0,
     }
-    assert {name: input_from_schema(schema) for name, schema in properties.items() if name in QUESTION} == {
-        name: field.model_copy(update={"title": field.title or name}) for name, field in QUESTION.items()
+    assert {name: input_from_schema(schema) for name, schema in properties.items() if name in ("nodes", "hosts")} == {
+        name: field.model_copy(update={"title": field.title or name}) for name, field in QUESTION.items() if name != "choice"
     }
 
 

@@ -44,7 +44,7 @@ async def test_each_failed_end_of_a_run_becomes_a_report_and_an_event(prefect_se
     await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
     _, newest = await reports_of(run.flow_run_id)
     assert newest.splitlines()[0] == "## ↶ RolledBack: 排空两个节点"
-    assert "Nothing is left behind" in newest
+    assert "Every change was undone, and each undo succeeded" in newest
     first, second = await ends_of(run.id, 2)
     assert [event["event"] for event in (first, second)] == ["plan.run.rollback_incomplete", "plan.run.rolled_back"]
     payload = first["payload"]

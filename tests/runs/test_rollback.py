@@ -164,7 +164,7 @@ def test_plan_cancel_rolls_back_an_ended_run(tmp_path: Path, capsys: pytest.Capt
     output = capsys.readouterr()
     assert "rolled back: leave" in output.out
     assert "rollback leave: completed in" in output.err
-    assert "a run that was rolled back cannot be resumed: start a new one" in output.err
+    assert "a run that was rolled back cannot be resumed: `plan run " in output.err
     assert not (tmp_path / "文件").exists()
     assert main(["show", run["id"], "--json"]) == 0
     assert [step["rolled_back"] for step in json.loads(capsys.readouterr().out)["steps"]] == [True, False]

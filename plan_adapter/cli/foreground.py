@@ -76,6 +76,10 @@ def choose_display(*, as_json: bool, links: Links, conversation: Conversation | 
     return PlainDisplay(links, conversation.write_above) if conversation is not None else PlainDisplay(links)
 
 
+EARLIER_RUNS = 5
+"""How many of the newest completed runs of a plan tell how long a run may take."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """How a run deals with gates, and what it prints."""
@@ -113,6 +117,7 @@ class ForegroundRun:
         self._started_run_id: str | None = None  # set once the steps can run
         self._resume_command = ""  # what to type if it stops
         self._interrupts = 0
+        self._reading: asyncio.Future[None] | None = None  # kept, because the loop holds tasks weakly
         self._install_handlers: Callable[[], None] = lambda: None
         self._cancellation: asyncio.Future[None] | None = None  # kept, because the loop holds tasks weakly
 
@@ -127,12 +132,21 @@ class ForegroundRun:
             self._waiting_run_id = event.run.id
         if event.kind == "run_started":
             self._started_run_id, self._resume_command = event.run.id, resume_command(event.run, tools=self._imports)
+            if output.is_terminal(sys.stderr) and not self._as_json:
+                self._reading = asyncio.ensure_future(self._read_earlier_runs(event.run.name))
         if event.kind in ("gate_opened", "gate_shown", "run_started"):
             self._install_handlers()  # a new flow run has installed Prefect's SIGTERM handler
         self._display(event)
         if event.kind == "gate_opened" and self._waits and self.approver is None and not self._has_mentioned_detach:
             self._has_mentioned_detach = True
             output.note(detach_line(event, "leaves the run waiting and exits with code 6"))
+
+    async def _read_earlier_runs(self, name: str) -> None:
+        """Let the display know how long earlier runs of the plan took."""
+        with contextlib.suppress(StoreError):  # the run goes on without
+            earlier = await self._store.runs(EARLIER_RUNS, status=PlanStatus.COMPLETED, names=[name])
+            if earlier:
+                self._display.expect(len(earlier), max(run.total_duration_ms for run in earlier))
 
     def request(self, settings: "Settings", *, identity: "Requester | None" = None) -> "RunRequest":
         """Return the request for the run. `identity` proves who makes requests outside a gate."""

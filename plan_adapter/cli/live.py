@@ -27,12 +27,13 @@ from plan_adapter.cli.progress_lines import (
 from plan_adapter.cli.run_view import STYLES, shapes
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.model.hooks import Event
-from plan_adapter.model.readable import duration, one_line, visible
+from plan_adapter.model.readable import counted, duration, one_line, visible
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.model.status import StepStatus
 from plan_adapter.text.run_facts import mark_of, step_end_text
 
-MAX_ID_WIDTH = 32
+AGE_SECONDS = 5
+"""How long a step runs before its age is shown."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class _RunningStep:
     since: float
     retry_at: float | None = None  # when the next attempt starts, on the monotonic clock
     problem: str = ""
+    failures: int = 0
     log: deque[str] = field(default_factory=new_log_buffer)
 
 
@@ -63,6 +65,8 @@ class LiveDisplay:
         self._live: Live | None = None
         self._width = 0
         self._run: PlanRun | None = None
+        self._since = 0.0
+        self._earlier: tuple[int, int] | None = None  # how many runs of the plan completed before, and how long the longest of them took
         self._running: dict[str, _RunningStep] = {}  # replaced, never changed: the display's thread reads it
 
     def __call__(self, event: Event) -> None:
@@ -81,6 +85,10 @@ class LiveDisplay:
             self._run = event.run
             self._show_step(event, event.step)
 
+    def expect(self, runs: int, longest_ms: int) -> None:
+        """Show how long the run has taken next to `longest_ms`, the duration of the longest of `runs` earlier runs that completed."""
+        self._earlier = (runs, longest_ms)
+
     def close(self) -> None:
         """Stop updating; printed lines stay."""
         self._is_live = False
@@ -89,7 +97,8 @@ class LiveDisplay:
     def _show_start(self, event: Event) -> None:
         steps, self._run = event.run.steps, event.run
         self._carried = CarriedSummary()
-        self._width = min(MAX_ID_WIDTH, max((Text(step.id).cell_len for step in steps), default=0))
+        self._width = min(self._console.width // 2, max((Text(step.id).cell_len for step in steps), default=0))
+        self._since = time.monotonic()
         self._print(Text.assemble((one_line(event.run.name), "bold"), f"  run {event.run.id}"))
         self._print(*(Text(visible(link)) for link in self._link_once.lines(event, self._links)))
         self._is_live = True
@@ -101,8 +110,11 @@ class LiveDisplay:
             self._live.start()
 
     def _pause(self) -> None:
-        self._paused = True
+        """Stop updating while a question is open. The running steps stay above it, as they are now."""
+        was_live, self._paused = self._live is not None, True
         self._stop_live()
+        if was_live and self._running:
+            self._console.print(self.__rich__())
 
     def _unpause(self) -> None:
         self._paused = False
@@ -134,7 +146,9 @@ class LiveDisplay:
             case "attempt_failed" if known is not None:
                 again = now + (event.delay_ms or 0) / 1000
                 problem = _with_call_name(event, one_line(event.message or "failed"))
-                self._running = {**self._running, step.id: replace(known, retry_at=again, problem=problem)}
+                of_step = event.name is None or event.name == step.id
+                failed = replace(known, retry_at=again, problem=problem, failures=known.failures + of_step)
+                self._running = {**self._running, step.id: failed}
             case "spoken":
                 self._print(*(Text(visible(text)) for text in spoken_lines(event)))
             case "log" if known is not None:
@@ -162,16 +176,29 @@ class LiveDisplay:
         """Return the live part of the display as it is now: running steps, waits for retries, and the progress of the run."""
         now = time.monotonic()
         lines: list[RenderableType] = [self._running_row(running, now) for running in self._running.values()]
-        return Group(*lines, Text(self._run.summary().text if self._run is not None else "", style="dim"))
+        return Group(*lines, Text(self._progress(now), style="dim"))
+
+    def _progress(self, now: float) -> str:
+        """Return how many steps are done, and how long the run has taken, next to earlier runs."""
+        if self._run is None:
+            return ""
+        text = self._run.summary().text
+        if self._earlier is None:
+            return text
+        runs, longest_ms = self._earlier
+        longest = f"at most {duration(longest_ms)} in {counted(runs, 'earlier run')}"
+        return f"{text}; {duration(1000 * int(now - self._since))} so far, {longest}"
 
     def _running_row(self, running: _RunningStep, now: float) -> RenderableType:
         if running.retry_at is not None and running.retry_at > now:
             left = duration(1000 * math.ceil(running.retry_at - now))
-            text = self._row(running.step, ("!", "yellow"), f"{running.problem}; again in {left}", style="yellow")
+            text = self._row(running.step, ("!", "yellow"), f"{running.problem}; {_attempt(running)} in {left}", style="yellow")
         else:
             frame = self._spinner.render(now)
             mark = frame.plain if isinstance(frame, Text) else "*"
-            text = self._row(running.step, (mark, "cyan"), duration(1000 * int(now - running.since)) if now - running.since >= 1 else "")
+            age = duration(1000 * int(now - running.since)) if now - running.since >= AGE_SECONDS else ""
+            attempt = _attempt(running) if running.problem else ""
+            text = self._row(running.step, (mark, "cyan"), ", ".join(part for part in (age, attempt) if part))
             if running.log:
                 text.append(f"  {one_line(running.log[-1])}", style="dim")
         text.no_wrap, text.overflow = True, "ellipsis"
@@ -184,6 +211,12 @@ class LiveDisplay:
 
         if lines:
             self._conversation.write_above(write)
+
+
+def _attempt(running: _RunningStep) -> str:
+    """Return which attempt of the step is next or in progress. The attempts of items are not counted together."""
+    number, most = running.failures + 1, running.step.max_retries + 1
+    return f"attempt {number} of {most}" if 1 < number <= most else "again"
 
 
 def _with_call_name(event: Event, text: str) -> str:

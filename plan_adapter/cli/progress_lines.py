@@ -33,6 +33,10 @@ class Display(Protocol):
         """Show `event`. Does not block for long, nor raise if nobody reads."""
         ...
 
+    def expect(self, runs: int, longest_ms: int) -> None:
+        """Take that the longest of `runs` earlier runs that completed took `longest_ms`."""
+        ...
+
     def close(self) -> None:
         """End the display; can be called again."""
         ...
@@ -88,6 +92,9 @@ class JsonDisplay:
             self._is_closed = True
             output.note(f"plan: {error}")
 
+    def expect(self, runs: int, longest_ms: int) -> None:
+        """Show nothing: earlier runs are only of interest while a person watches."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -134,6 +141,9 @@ class PlainDisplay:
         ]
         if lines:
             self._above(lambda: output.note("\n".join(lines)))
+
+    def expect(self, runs: int, longest_ms: int) -> None:
+        """Show nothing: earlier runs are only of interest while a person watches."""
 
     def close(self) -> None:
         """Nothing is open."""

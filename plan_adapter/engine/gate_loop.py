@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
 
 from prefect import Flow, tags
 from prefect.client.schemas.filters import FlowRunFilter
@@ -23,7 +24,7 @@ from prefect.exceptions import Pause
 from prefect.input import aread_flow_run_input
 from prefect.states import Cancelled, Completed, Failed, Paused, Running, Suspended
 
-from plan_adapter.engine.connection import in_flow_run_process, override_settings
+from plan_adapter.engine.connection import current_server, in_flow_run_process, override_settings
 from plan_adapter.engine.form import (
     ARTIFACT,
     MAX_NAME_CHARACTERS,
@@ -37,7 +38,7 @@ from plan_adapter.engine.gate_forms import SERVER_ERRORS, GatePause, current_flo
 from plan_adapter.engine.outgoing import MAX_NOTE_CHARACTERS, LogWriter, log_writer, paragraphs, publish_text, state_message
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.model.approvals import Approval, Decision, Gate, GateKind
-from plan_adapter.model.readable import one_line, safe_name
+from plan_adapter.model.readable import listed, one_line, safe_name
 
 T = TypeVar("T")
 
@@ -57,6 +58,9 @@ CLOSED_CHECK_SECONDS = 0.5
 
 ApprovalOf: TypeAlias = Callable[[str], Awaitable[Approval | None]]
 """Returns the answer that closed the gate with this id, as `PlanStore.gates.answer_to` does."""
+
+SHOWN_WAITS = 5
+"""How many gates the state of a run names."""
 
 WAITING_TAG = "waiting"
 """The tag of the page of a step's gate."""
@@ -317,6 +321,10 @@ class GatePage:
         return True
 
 
+_waits = dict[UUID, dict[str, str]]()
+"""By flow run: its open step gates, with what each waits for."""
+
+
 class _StepGate:
     """A gate within a run: a subflow of the current flow run, with its own page and form."""
 
@@ -409,6 +417,7 @@ class _StepGate:
         page = self._page = self._page_of(subflow, write_log=write_both_logs)
         if self._stopped:
             page.finished.set()
+        showing = asyncio.create_task(self._show_on_run_page(GatePause.of(subflow).flow_run_id))
         try:
             await self._end_earlier_pages(subflow)
             await page.ask()
@@ -418,10 +427,31 @@ class _StepGate:
         except Exception as error:  # raised after Prefect has ended the subflow, so that no traceback is logged
             self._error = error
             return Failed(message=state_message(str(error)))
+        finally:
+            await asyncio.wait({showing}, timeout=FINISH_SECONDS)
+            await self._show_on_run_page(None)
         if self._stopped:
             return Cancelled(message="the run was stopped while it waited here")
         await asyncio.wait({self._pending.closed}, timeout=FINISH_SECONDS)
         return await page.read_end()
+
+    async def _show_on_run_page(self, page_id: UUID | None) -> None:
+        """Say in the state of the run for which gates it waits, with links to their pages. `page_id` None: no longer for this one."""
+        run, gate = GatePause.of(self._parent), self._pending.request.gate_id or self._title
+        waits = _waits.setdefault(run.flow_run_id, {})
+        if page_id is None:
+            waits.pop(gate, None)
+        else:
+            url = current_server().run_url(page_id)
+            waits[gate] = self._title + (f" ({url})" if url else "")
+        message = f"Waits at {listed([*waits.values()], SHOWN_WAITS)}" if waits else None
+        if not waits:
+            del _waits[run.flow_run_id]
+        try:
+            async with asyncio.timeout(FINISH_SECONDS):
+                await run.client.set_flow_run_state(run.flow_run_id, Running(message=None if message is None else state_message(message)))
+        except (*SERVER_ERRORS, TimeoutError) as error:
+            log.info("flow run %s does not show that it waits: %s", run.flow_run_id, type(error).__name__)
 
     async def _end_earlier_pages(self, subflow: FlowRunContext) -> None:
         """End other pages of the same gate that a killed process left open. Nothing reads their answers."""

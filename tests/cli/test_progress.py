@@ -14,6 +14,7 @@ from plan_adapter.cli.foreground import choose_display
 from plan_adapter.cli.live import LiveDisplay
 from plan_adapter.cli.progress_lines import CARRIED_LINES, JsonDisplay, PlainDisplay
 from plan_adapter.cli.records import run_status_line
+from plan_adapter.gates.conversation import Conversation
 from plan_adapter.model.approvals import Gate, GatePolicy
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
@@ -155,6 +156,61 @@ def test_a_step_waiting_for_a_retry_shows_a_countdown(monkeypatch: pytest.Monkey
     waiting, total = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
     assert re.fullmatch(r"! 构建  exit code 1 and more; again in [12] s", waiting)
     assert total == "0 of 3 steps done, 3 not started"
+
+
+def a_live_display(monkeypatch: pytest.MonkeyPatch, *events: Event) -> tuple[LiveDisplay, Screen]:
+    """Return a display after `events`, and what it printed."""
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    display = LiveDisplay(links)
+    for event in events:
+        display(event)
+    return display, screen
+
+
+def live_lines(display: LiveDisplay) -> list[str]:
+    """Return what a display shows below the lines that stay."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(display)
+    return console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_next_attempt_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = a_step("build", max_retries=3, status=StepStatus.RUNNING)
+    run = a_run(steps=[step])
+    failed = Event("attempt_failed", run, step, "exit code 1", delay_ms=2000)
+    display, _ = a_live_display(monkeypatch, Event("run_started", run), Event("step_started", run, step), failed)
+    assert re.fullmatch(r"! build  exit code 1; attempt 2 of 4 in [12] s", live_lines(display)[0])
+    display(Event("step_started", run, step))
+    assert re.fullmatch(r". build  attempt 2 of 4", live_lines(display)[0])
+    display.close()
+
+
+def test_the_time_of_earlier_runs_is_shown_while_a_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = a_step("a-step-with-a-name-that-is-longer-than-thirty-two-characters", status=StepStatus.RUNNING)
+    run = a_run(steps=[step])
+    display, _ = a_live_display(monkeypatch, Event("run_started", run), Event("step_started", run, step))
+    display.expect(5, 240_000)
+    name, total = live_lines(display)
+    assert "a-step-with-a-name-that-is-longer-than-…" in name  # half of 80 columns
+    assert re.fullmatch(r"0 of 1 step done, 1 running; \d+ m?s so far, at most 4 min in 5 earlier runs", total)
+    display.close()
+
+
+def test_running_steps_stay_on_the_screen_while_a_question_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = a_step("build", status=StepStatus.RUNNING)
+    run = a_run(steps=[step])
+    conversation = Conversation()
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    display = LiveDisplay(links, conversation)
+    for event in (Event("run_started", run), Event("step_started", run, step)):
+        display(event)
+    before = len(screen.getvalue())
+    with conversation.foreground():
+        assert "build" in screen.getvalue()[before:].splitlines()[-2]
+    display.close()
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

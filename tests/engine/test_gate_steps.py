@@ -95,6 +95,36 @@ async def test_the_page_of_a_step_gate_has_the_name_and_the_tags_of_its_run_and_
     assert sorted(page.tags) == ["waiting", "web", "生产"]
 
 
+async def test_the_run_says_at_which_gates_it_waits_and_links_to_their_pages() -> None:
+    first, second, parents = InMemoryGate(request_of(step_id="a")), InMemoryGate(request_of(step_id="部署")), list[UUID]()
+
+    async def body() -> list[str]:
+        context = FlowRunContext.get()
+        assert context is not None and context.flow_run is not None
+        parents.append(context.flow_run.id)
+        return await asking_at(first, second)()
+
+    async def message(wanted: str) -> str:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while wanted not in (found := (await flow_run(parents[0])).state.message or ""):  # type: ignore[union-attr]
+                await asyncio.sleep(0.05)
+        return found
+
+    async with flow_of(body, first, second) as running:
+        pages = [await gate.opening() for gate in (first, second)]
+        assert (await message("approve 部署")).startswith("Waits at ")
+        shown = await message("approve a")
+        for page in pages:
+            assert f"/runs/flow-run/{page})" in shown
+        await first.answered_by("bo")
+        async with asyncio.timeout(WAIT_SECONDS):
+            while "approve a" in ((await flow_run(parents[0])).state.message or ""):  # type: ignore[union-attr]
+                await asyncio.sleep(0.05)
+        assert "approve 部署" in await message("approve 部署")
+        await second.answered_by("bo")
+        await running
+
+
 async def test_closing_the_row_of_a_step_gate_ends_its_page() -> None:
     answered, expired = InMemoryGate(request_of(step_id="a")), InMemoryGate(request_of(step_id="b"))
     async with flow_of(asking_at(answered, expired), answered, expired) as running:

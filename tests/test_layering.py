@@ -60,6 +60,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "json_repair": ("agent.answer_text",),
     "pydantic_settings": ("local.settings",),
     "anyio": ("tools", "execution", "engine"),
+    "opentelemetry": ("local.telemetry",),
     "pydantic": ("",),
     "pydantic_core": ("",),
     "typing_extensions": ("tools",),
@@ -89,7 +90,7 @@ NOT_IMPORTED = {
     "aiosqlite",  # SQLAlchemy's drivers, named in the store's URLs
     "asyncpg",
 }
-IMPORT_NAMES = {"pyyaml": "yaml"}
+IMPORT_NAMES = {"pyyaml": "yaml", "opentelemetry_api": "opentelemetry"}
 PINNED_BY = {"pydantic_core": "pydantic"}  # which requires exactly one version
 
 
@@ -196,7 +197,7 @@ def test_folders_outside_the_package_import_only_the_package_and_prefect(folder:
 def test_every_imported_library_is_declared_and_every_declared_library_is_used() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = [line for extra in project["optional-dependencies"].values() for line in extra]
-    names = {line.split(">")[0].split("[")[0] for line in [*project["dependencies"], *optional]}
-    declared = {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
+    names = {line.split(">")[0].split("[")[0].replace("-", "_") for line in [*project["dependencies"], *optional]}
+    declared = {IMPORT_NAMES.get(name, name) for name in names}
     used = {name.split(".")[0] for module in modules() for name in imported(modules()[module])} - sys.stdlib_module_names - {"plan_adapter"}
     assert declared - NOT_IMPORTED == {PINNED_BY.get(name, name) for name in used}

@@ -36,6 +36,7 @@ from plan_adapter.agent.completions import (
     words_of,
 )
 from plan_adapter.agent.model import Message, ModelAnswer, Question
+from plan_adapter.local import telemetry
 from plan_adapter.model.drafts import Rung, Usage
 from plan_adapter.model.errors import ModelError
 from plan_adapter.model.readable import MASK, cut, one_line, without_passwords
@@ -120,6 +121,19 @@ class OpenAIModel:
 
     async def ask(self, question: Question) -> ModelAnswer:
         """Return the answer on the highest rung that gives one. Raises ModelError, whose text never contains the key."""
+        about = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", "gen_ai.request.model": self._model}
+        began = time.monotonic()
+        with telemetry.span(f"chat {self._model}", {**about, "gen_ai.request.max_tokens": question.max_tokens}, is_client=True) as opened:
+            answer = await self._ask(question)
+            usage = {"input": answer.usage.prompt, "output": answer.usage.completion}
+            opened.set_attribute("gen_ai.response.model", answer.model)
+            for kind, tokens in usage.items():
+                opened.set_attribute(f"gen_ai.usage.{kind}_tokens", tokens)
+                telemetry.MODEL_TOKENS.record(tokens, {**about, "gen_ai.token.type": kind})
+        telemetry.MODEL_SECONDS.record(time.monotonic() - began, about)
+        return answer
+
+    async def _ask(self, question: Question) -> ModelAnswer:
         self._connect()  # importing the client takes a second, which is not the server's time
         endpoint, began = self._endpoint(), time.monotonic()
         cost, requests = Usage(), 0

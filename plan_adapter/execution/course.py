@@ -14,8 +14,10 @@ from plan_adapter.execution.limits import Slots
 from plan_adapter.execution.ports import AttemptEnd, GateRefusal, RecordedResolution, StepRunner, UnknownOutcome
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import Call
+from plan_adapter.local import telemetry
 from plan_adapter.model.approvals import Resolution
 from plan_adapter.model.errors import error_text
+from plan_adapter.model.readable import item_number
 from plan_adapter.model.record import Attempt
 
 Source: TypeAlias = Literal["call", "probe", "person", "record"]
@@ -108,9 +110,12 @@ class Course:
         """Take a call that has got its slot from `request` to its end."""
         call.take_slot()
         self._on_start(call)
-        began = time.monotonic()
+        began, step = time.monotonic(), call.step
+        about = {"plan.step.id": step.id, "plan.tool": step.called, "plan.effect": call.effect, "plan.item": item_number(call.item)}
         try:
-            end = await self._run_step(call)
+            with telemetry.span(f"plan step {step.id}", about) as opened:
+                end = await self._run_step(call)
+                telemetry.end_span(opened, end.outcome, is_ok=end.outcome == "succeeded")
         finally:
             self._count(-1)
         seconds = time.monotonic() - began

@@ -16,6 +16,7 @@ from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.worker import call_on_cluster
 from plan_adapter.expressions import Template, Variables
+from plan_adapter.local import telemetry
 from plan_adapter.local.crash_points import reached
 from plan_adapter.local.secrets import SecretUnavailableError
 from plan_adapter.model.approvals import Approval
@@ -222,6 +223,7 @@ class Call:
         delay = self.retry_delay(end)
         if delay is not None:
             self.step_run.retry_count += 1
+            telemetry.RETRIES.add(1, {"plan.tool": self._tool.name})
             self._scope.notify("attempt_failed", self.step_run, end.error, round(delay * 1000), name=self.name)
         return end
 
@@ -270,8 +272,12 @@ class Call:
             text = call_summary(self._scope.approved.bound, self.step, effect=self.effect, parameters=parameters)
             context.logger.info("nobody is asked, because the plan always executes `%s`\n%s", self._tool.name, text)
         started = time.monotonic()
-        with prints_of_call(context.logger):
+        about: dict[str, str | int | None] = {"plan.step.id": self.step.id, "plan.tool": self._tool.name, "plan.attempt": self._number}
+        if self._scope.approved.bound.validated.steps[self.step.id].goal is not None:  # a model asks for it
+            about |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": self._tool.name}
+        with prints_of_call(context.logger), telemetry.span(f"plan attempt {self._tool.name}", about) as opened:
             end = await self._call_tool(arguments, context)
+            telemetry.end_span(opened, end.outcome, is_ok=end.outcome == "succeeded")
         reached("after-effect", self._crash_point_detail)
         self.unknown_attempt = None
         if not end.was_interrupted or self.effect == "read":
@@ -282,6 +288,7 @@ class Call:
             return found
         elif end.outcome == "unknown":
             self.unknown_attempt = intent
+            telemetry.UNKNOWN_OUTCOMES.add(1, {"plan.tool": self._tool.name})
         return end
 
     def take_slot(self) -> None:

@@ -13,10 +13,12 @@ from typing import Any, Literal
 from plan_adapter.execution.cancellation import Stop, first_reason
 from plan_adapter.gates.approval import Approver, approves_in_advance, asks_again, read_answer, refusal
 from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, request_of
+from plan_adapter.local import telemetry
 from plan_adapter.local.crash_points import reached
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.hooks import Event, Listener, call_hook, notify
+from plan_adapter.model.readable import item_number
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.runs.answers import GateAnswers
 from plan_adapter.runs.run_session import RunRequest, RunSession
@@ -248,6 +250,18 @@ class GateKeeper:
         Once `left` is done the gate is returned open, and this process stops waiting at it. Errors of an approver are raised; the gate
         stays open for others.
         """
+        about = {"plan.gate.kind": gate.kind, "plan.step.id": gate.step_id, "plan.item": item_number(gate.item)}
+        with telemetry.span(f"plan gate {gate.step_id or 'plan'}", about) as opened:
+            closed = await self._ask(gate, step, until, left)
+            telemetry.end_span(opened, closed.end or "left open", is_ok=closed.end in (None, "answered", "done", "again"))
+        if closed.closed_at is not None and closed.end is not None:
+            waited = (closed.closed_at - closed.opened_at).total_seconds()
+            telemetry.GATE_WAIT.record(waited, {"plan.gate.kind": closed.kind, "plan.outcome": closed.end})
+        return closed
+
+    async def _ask(
+        self, gate: Gate, step: StepRun | None, until: "asyncio.Future[None] | None", left: "asyncio.Future[None] | None"
+    ) -> Gate:
 
         def announce() -> None:  # with the link to the page that has the form
             if not open_gate.is_announced:

@@ -8,11 +8,12 @@ from typing import Any, Protocol
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approval import approves_in_advance, refuse_operation
+from plan_adapter.local import telemetry
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.hooks import call_hook
 from plan_adapter.model.plan import new_id
 from plan_adapter.model.record import PlanRun
-from plan_adapter.model.status import PlanStatus
+from plan_adapter.model.status import PlanStatus, RunOutcome
 from plan_adapter.runs.folders import current_folder
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.plan_approval import (
@@ -99,6 +100,18 @@ def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, serv
 
 async def execute_run(session: RunSession) -> PlanRun:
     """Approve the run of `session`, execute its steps, and return it with its record, however the steps end."""
+    run = session.run
+    about = {"plan.name": run.name, "plan.digest": run.digest, "plan.run.id": run.id, "plan.flow_run.id": run.flow_run_id}
+    with telemetry.span(f"plan run {run.name}", about) as opened:
+        await _execute_run(session)
+        if run.outcome is not None:
+            telemetry.RUNS.add(1, {"plan.name": run.name, "plan.outcome": run.outcome.value})
+        outcome = run.status.value if run.outcome is None else run.outcome.value
+        telemetry.end_span(opened, outcome, is_ok=run.outcome in (None, RunOutcome.COMPLETED))
+    return run
+
+
+async def _execute_run(session: RunSession) -> PlanRun:
     keeper, run, store = GateKeeper(session), session.run, session.store
     # Only for the gate of the plan. The steps look up their secrets once it is answered, because a value may change until then.
     secrets = secrets_of(session.run_request.settings, session.run_request.secrets)

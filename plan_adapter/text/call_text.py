@@ -105,7 +105,7 @@ def step_gate_text(
         mask = ValueMask.of(bound, expressions=False)
         who = "" if goal else f"Asked by the step {code(step.id)}. "
         asked = _question_lines(step, step.ask, mask.redact("question", parameters["question"]))
-        first = [*notice_lines(notices), *asked, f"{who}{asks}", "", *known]
+        first = [*notice_lines(notices), *asked, f"{who}{' '.join([asks, *known])}", ""]
         return gate_document(first, [*description_section(step.description), *redaction_note(mask), *before, *digests])
     secrets = sorted(validated.parameters[step.id].secrets)
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
@@ -114,18 +114,19 @@ def step_gate_text(
     if goal:
         heading = f"The model asks to call {words(step.tool_name or '')}"
     about = _reason_lines(step) if goal else quoted_description(heading, step.description)
-    head, asking = [*notice_lines(notices), f"## {heading}", ""], [asks, ""]
+    head = [*notice_lines(notices), f"## {heading}", ""]
     group = validated.plan.find_step(step.group)
     alone = group is not None and validated.plan.rolls_back_failed_items(group)
     timeout_ms = validated.plan.timeout_ms_of(step)
-    call = [_call_introduction(step, effect, undo, with_item=alone, worst_case_ms=worst_case_call_ms(step, timeout_ms)), ""]
+    call = [_call_introduction(step, effect, undo, with_item=alone), ""]
+    closing = [" ".join([*known, worst_case_sentence(worst_case_call_ms(step, timeout_ms)), asks]), ""]
     arguments = mask.redact_parameters(step.tool_name or "", parameters)
-    left = HEIGHT - height_of([*head, *asking, *call, *known])
+    left = HEIGHT - height_of([*head, *call, *closing])
     shown, is_whole = first_values(arguments, height=max(left - height_of(about), MIN_CALL_HEIGHT))
     if not is_whole and not goal:  # the call is worth more than its description
         about = []
         shown, is_whole = first_values(arguments, height=max(left, MIN_CALL_HEIGHT))
-    first = [*head, *about, *asking, *call, *(shown or ["- no parameters"]), "", *known]
+    first = [*head, *about, *call, *(shown or ["- no parameters"]), "", *closing]
     rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
     rest += ["### The call", "", f"- {_attempt_limits(step, timeout_ms)}"]
     rest += secrets_lines(secrets, validated.created_secrets.creators)
@@ -140,7 +141,7 @@ def step_gate_text(
 def _asking(bound: BoundPlan, context: GateContext, waits: str) -> str:
     """Return the sentences that say which run asks, who requested it, and until when it waits."""
     named = f" ({words(context.run)})" if context.run else ""
-    who = context.sentence()
+    who = replace(context, at=None).sentence()  # the time limit and the page say when
     asked = f", {who[0].lower()}{who[1:]}" if who else "."
     return f"A step of {plan_title(bound.validated.plan)}{named}{asked} {waits}"
 
@@ -154,24 +155,24 @@ def _called_in_words(step_id: str, item: int | None, label: str | None, of_items
 
 
 def _known_before(after: Sequence[str], results: Mapping[str, JsonValue], ends: Mapping[str, str]) -> list[str]:
-    """Return the paragraph that says how the steps before ended, and with what result in short."""
+    """Return the sentence that says how the steps before ended, and with what result in short."""
     known = list[str]()
     for step_id in after:
         result = short_result(results.get(step_id))
         end = ends.get(step_id, "completed" if step_id in results else "")
         if end:
             known.append(f"{code(step_id)} {words(end)}{f': {code(in_columns(result, SHORT_COLUMNS))}' if result else ''}")
-    return [f"Before it: {joined_lines(known)}.", ""] if known else []
+    return [f"Before it: {joined_lines(known)}."] if known else []
 
 
 def _seen_by_model(rounds: Sequence[RoundRecord]) -> list[str]:
-    """Return the paragraph that says which calls of the goal ended before, the newest first, and with what result in short."""
+    """Return the sentence that says which calls of the goal ended before, the newest first, and with what result in short."""
     calls = [record.call for record in reversed(rounds) if record.call is not None and record.call.outcome is not None]
     seen = [
         f"{code(call.tool)} {call.outcome}: {code(in_columns(call.error or short_result(call.result) or '-', SHORT_COLUMNS))}"
         for call in calls
     ]
-    return [f"The model has seen: {joined_lines(seen)}.", ""] if seen else []
+    return [f"The model has seen: {joined_lines(seen)}."] if seen else []
 
 
 REASON_LINES = 4
@@ -193,13 +194,10 @@ def call_summary(bound: BoundPlan, step: Step, *, effect: Effect, parameters: Ma
     return "\n".join([step.description, _call_introduction(step, effect, None), *(shown or ["- no parameters"])])
 
 
-def _call_introduction(
-    step: Step, effect: Effect, undo: RollbackPreview | None, *, with_item: bool = False, worst_case_ms: float | None = None
-) -> str:
+def _call_introduction(step: Step, effect: Effect, undo: RollbackPreview | None, *, with_item: bool = False) -> str:
     """Return the introduction of a call. `with_item`: it is undone as soon as its item of a group has failed."""
     sentence = _effect_sentence(effect, undo, undone_on_failure=step.rollback_failed, with_item=with_item)
-    limit = "" if worst_case_ms is None else f" for at most {duration(worst_case_ms)}"
-    return f"{sentence} It calls {code(step.tool_name or '')}{limit} with:"
+    return f"{sentence} It calls {code(step.tool_name or '')} with:"
 
 
 def _predicted_goal(bound: BoundPlan, step: Step) -> dict[str, JsonValue]:

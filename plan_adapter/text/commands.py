@@ -4,6 +4,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, assert_never
 
+from pydantic import JsonValue
+
 from plan_adapter.model.approvals import Decision, GateKind
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.readable import call_name, item_option, redacted
@@ -127,7 +129,9 @@ MAX_INPUT_CHARACTERS = 200
 
 def new_run_command(run: PlanRun) -> str:
     """Return the command that runs the plan of `run` again, with its inputs as far as they are short texts and numbers without secrets."""
-    shown = {name: value for name, value in run.inputs.items() if isinstance(value, str | int | float) and not isinstance(value, bool)}
+    shown: dict[str, JsonValue] = {
+        name: value for name, value in run.inputs.items() if isinstance(value, str | int | float) and not isinstance(value, bool)
+    }
     is_short = len(shown) == len(run.inputs) and sum(map(len, map(str, shown.values()))) < MAX_INPUT_CHARACTERS
     inputs = " --inputs FILE"
     if is_short and redacted(shown, expressions=False) == shown:

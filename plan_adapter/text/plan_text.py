@@ -59,7 +59,7 @@ CHANGES_SHOWN = 200
 
 def _changes(earlier: ExecutionPlan, preview: Preview, mask: ValueMask) -> Changes:
     """Return how the plan of `preview` differs from `earlier`."""
-    effects = {(FINALLY if step.is_finally_step else "") + step.step.id: step.effect for step in preview.steps}
+    effects: dict[str, Effect] = {(FINALLY if step.is_finally_step else "") + step.step.id: step.effect for step in preview.steps}
     return Changes(earlier, preview.plan, effects, {name: secret_parameters(schema) for name, schema in mask.schemas.items()})
 
 

@@ -444,12 +444,12 @@ class _StepGate:
         else:
             url = current_server().run_url(page_id)
             waits[gate] = self._title + (f" ({url})" if url else "")
-        message = f"Waits at {listed([*waits.values()], SHOWN_WAITS)}" if waits else None
+        running = Running(message=state_message(f"Waits at {listed([*waits.values()], SHOWN_WAITS)}")) if waits else Running()
         if not waits:
             del _waits[run.flow_run_id]
         try:
             async with asyncio.timeout(FINISH_SECONDS):
-                await run.client.set_flow_run_state(run.flow_run_id, Running(message=None if message is None else state_message(message)))
+                await run.client.set_flow_run_state(run.flow_run_id, running)
         except (*SERVER_ERRORS, TimeoutError) as error:
             log.info("flow run %s does not show that it waits: %s", run.flow_run_id, type(error).__name__)
 

@@ -13,7 +13,7 @@ from plan_adapter.expressions import INPUT_NAME, has_expression, matches
 from plan_adapter.model.errors import ExpressionError
 from plan_adapter.model.options import Input
 from plan_adapter.model.problems import Problem, did_you_mean
-from plan_adapter.model.readable import as_text, code, cut, is_secret_name, is_visible, one_line, plain, prose
+from plan_adapter.model.readable import as_text, code, counted, cut, is_secret_name, is_visible, one_line, plain, prose
 from plan_adapter.model.values import MAX_INTEGER, find_bad_values, join, normalize
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import find_oversize
@@ -284,15 +284,11 @@ def limits_in_words(definition: Input) -> Iterator[str]:
     """Yield what a value must keep to, except the choices: `at least 2`, `pattern ^web-[0-9]+$`."""
     if definition.pattern is not None:
         yield f"pattern {code(definition.pattern)}"
-    unit = "members" if definition.type == "array" else "characters"
-    for word, limit, of_what in (
-        ("at least", definition.minimum, ""),
-        ("at most", definition.maximum, ""),
-        ("at least", definition.min_length, f" {unit}"),
-        ("at most", definition.max_length, f" {unit}"),
-    ):
-        if limit is not None:
-            yield f"{word} {limit:g}{of_what}"
+    unit = "member" if definition.type == "array" else "character"
+    numbers = (("at least", definition.minimum), ("at most", definition.maximum))
+    lengths = (("at least", definition.min_length), ("at most", definition.max_length))
+    yield from (f"{word} {limit:g}" for word, limit in numbers if limit is not None)
+    yield from (f"{word} {counted(limit, unit)}" for word, limit in lengths if limit is not None)
 
 
 def _text_hint(definition: Input) -> str:
@@ -356,6 +352,8 @@ def shown_value_schema(declared: Input) -> dict[str, JsonValue]:
 
 def _field_schema(declared: Input) -> dict[str, JsonValue]:
     schema, about = shown_value_schema(declared), [prose(declared.description)] if declared.description else []
+    if limits := ", ".join(limits_in_words(declared)):
+        about.append(f"{limits[0].upper()}{limits[1:]}.")
     if not declared.is_required and is_visible(declared.default):
         schema["default"] = declared.default
     elif not declared.is_required:  # the field would hide part of it; an empty field takes it as well

@@ -218,8 +218,9 @@ def test_the_form_of_a_question_has_its_typed_fields_first() -> None:
         "description": "Switch to the standby site? What now",
         "position": 0,
     }
-    assert {name: input_from_schema(schema) for name, schema in properties.items() if name in ("nodes", "hosts")} == {
-        name: field.model_copy(update={"title": field.title or name}) for name, field in QUESTION.items() if name != "choice"
+    rules = {"nodes": "At least 1, at most 9.", "hosts": "At least 1 member."}
+    assert {name: input_from_schema(schema) for name, schema in properties.items() if name in rules} == {
+        name: QUESTION[name].model_copy(update={"title": name, "description": rule}) for name, rule in rules.items()
     }
 
 

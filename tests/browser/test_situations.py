@@ -1,0 +1,136 @@
+"""Tests of what the first screen of each kind of gate shows, in both of Prefect's UIs, on a wide and on a narrow window.
+
+Each situation has the texts that a person who knows nothing of the run must be able to read at once: what is asked, about what, and what
+is known. `make browser` saves the pictures.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from plan_adapter.engine.connection import Server
+from plan_adapter.model.approvals import GateKind
+from tests.agent.goal_players import playing, writes
+from tests.agent.server import ScriptedServer
+from tests.browser.answering import DECISION_TITLES, NewerUi, Page
+from tests.browser.pages import BrowserUser, GateForm, OlderForm, is_in_viewport
+from tests.browser.test_gates import Start
+
+if TYPE_CHECKING:
+    from playwright.async_api import Locator
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.thorough]
+
+SITUATIONS = """\
+name: rolling-restart
+description: Restart the nodes one after another
+inputs: {site: {type: string, default: production}}
+run_name: "restart in ${{ inputs.site }}"
+options: {require_approval: true, step_timeout_ms: 60000, approval_timeout_ms: 1800000}
+steps:
+  - id: nodes
+    for_each: "${{ ['web-1', 'web-2'] }}"
+    requires_approval: each
+    steps:
+      - {id: drain, tool_name: bash, parameters: {command: 'echo lbctl drain "$N"', env: {N: "${{ item }}"}},
+         rollback: {tool_name: bash, parameters: {command: 'echo lbctl undrain "$N"', env: {N: "${{ item }}"}}}}
+      - {id: restart, tool_name: run_command, parameters: {argv: [echo, systemctl, restart, "${{ item }}"]}, depends_on: [drain]}
+      - {id: healthy, tool_name: run_command, effect: read, parameters: {argv: [echo, 200 OK]}, depends_on: [restart]}
+  - id: decide
+    ask: {question: "要切换到备用站点吗?", fields: {choice: {type: string, enum: [switch, wait], title: 怎么办}}}
+    depends_on: [nodes]
+  - {id: send, tool_name: bash, parameters: {command: "echo charged customer 4711; sleep 60"}, timeout_ms: 1500, depends_on: [decide]}
+  - {id: report, goal: Tell the team what was done, done_when: report.txt was written, tools: [write_file], depends_on: [send]}
+"""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a gate's first screen must show."""
+
+    title: str
+    shown: tuple[str, ...]
+    decision: str
+    values: tuple[tuple[str, str], ...] = ()  # of other fields, by title
+
+
+ITEM = "A step of rolling-restart (restart in production), asked by "
+EXPECTED: dict[tuple[str | None, int | None], Situation] = {
+    (None, None): Situation(
+        "Approve rolling-restart (restart in production)?",
+        ("Asked by ", "Inputs: site production", "Cannot be undone:", "systemctl restart ${{ item }}", "Asks again before nodes"),
+        "approve",
+    ),
+    ("nodes", 1): Situation(
+        "Approve nodes for web-1 (1 of 2)?", (ITEM, "Cannot be undone:", "systemctl restart web-1", "Can be undone:"), "approve"
+    ),
+    ("nodes", 2): Situation(
+        "Approve nodes for web-2 (2 of 2)?", (ITEM, "systemctl restart web-2", "Before it: web-1 completed: 200 OK"), "approve"
+    ),
+    ("decide", None): Situation("要切换到备用站点吗?", ("Asked by the step decide.", "switch or wait"), "answer", (("怎么办", "switch"),)),
+    ("send", None): Situation(
+        "How did send end?", ("It called bash with:", "echo charged customer 4711; sleep 60", "Check whether the change was made"), "done"
+    ),
+    ("report", 1): Situation(
+        "The model asks to call write_file", ("report.txt", "It writes", "Round 1 of the goal “Tell the team what was done”"), "approve"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ScriptedServer]:
+    """A model that asks to write a report, and then ends the goal."""
+
+    def play(seen: Any) -> Any:
+        done = seen.proof("write_file")
+        return seen.end(done) if done else writes("write_file", path="report.txt", content="done")
+
+    with ScriptedServer([playing(play)]) as server:
+        yield server
+
+
+async def assert_readable(form: "GateForm | OlderForm", situation: Situation, *, where: str) -> None:
+    """Assert that the title, every text and the decision are on the screen as the form opens."""
+    await form.page.bring_to_front()
+    assert await is_in_viewport(form.description.get_by_role("heading", name=situation.title)), (where, situation.title)
+    assert await is_in_viewport(form.decision), (where, situation.title, "the decision")
+    for text in situation.shown:
+        parts = [part for part in await _blocks(form.description) if text in await _plain(part)]
+        assert parts, (where, situation.title, text)
+        assert await is_in_viewport(parts[0]), (where, situation.title, text)
+
+
+async def _blocks(description: "Locator") -> "list[Locator]":
+    return await description.locator("> p, > ul > li, > pre, > blockquote, li, p").all()
+
+
+async def _plain(part: "Locator") -> str:
+    return re.sub(r"\s+", " ", await part.inner_text())
+
+
+@pytest.mark.parametrize("width", [1440, 480])
+async def test_every_gate_can_be_understood_from_its_first_screen(
+    width: int, start: Start, user: BrowserUser, prefect_server: Server, model: ScriptedServer
+) -> None:
+    plan = start(SITUATIONS, PLAN_ADAPTER_MODEL="scripted", PLAN_ADAPTER_MODEL_URL=model.url)
+    url, seen = await plan.link(), list[tuple[str | None, int | None]]()
+    async for event in plan.shown_gates():
+        gate, kind = event["gate"], cast("GateKind", event["gate"]["asks"])
+        key = (gate["step"], gate["item"])
+        page = Page(url if gate["step"] is None else str(prefect_server.run_url(gate["flow_run_id"])), kind)
+        situation, first = EXPECTED[key], DECISION_TITLES[kind]
+        run = await user.open_run(page.url)
+        older = await run.open_older_form(first=first)
+        newer = await run.open_form(first=first)
+        for form, ui in ((older, "v1"), (newer, "v2")):
+            await form.page.set_viewport_size({"width": width, "height": 900})
+            await user.save_screenshot(form.page, f"situation-{len(seen)}-{gate['step'] or 'plan'}-{ui}-{width}")
+            await assert_readable(form, situation, where=f"{ui} at {width}")
+            await form.page.close()
+        await NewerUi(user).answer(page, situation.decision, **dict(situation.values))
+        seen.append(key)
+    assert (await plan.end())[0] == 0, plan.output
+    assert seen == [*EXPECTED]

@@ -353,6 +353,7 @@ def shown_value_schema(declared: Input) -> dict[str, JsonValue]:
 def _field_schema(declared: Input) -> dict[str, JsonValue]:
     schema, about = shown_value_schema(declared), [prose(declared.description)] if declared.description else []
     if limits := ", ".join(limits_in_words(declared)):
+        about = [text if text.endswith((".", "?", "!", "。", "?", "!")) else f"{text}." for text in about]
         about.append(f"{limits[0].upper()}{limits[1:]}.")
     if not declared.is_required and is_visible(declared.default):
         schema["default"] = declared.default

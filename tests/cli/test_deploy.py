@@ -69,8 +69,14 @@ def test_a_runbook_is_deployed_with_a_form_and_a_second_deploy_changes_nothing(p
     found = in_prefect(name)
     assert found.parameter_openapi_schema is not None
     assert list(found.parameter_openapi_schema["properties"].values()) == [
-        {"type": "string", "pattern": "^web-[0-9]+$", "description": "The node to ask", "title": "主机", "position": 0},
-        {"type": "integer", "minimum": 1, "enum": [1, 2, 3], "default": 2, "title": "times", "position": 1},
+        {
+            "type": "string",
+            "pattern": "^web-[0-9]+$",
+            "description": "The node to ask. Pattern `^web-[0-9]+$`.",
+            "title": "主机",
+            "position": 0,
+        },
+        {"type": "integer", "minimum": 1, "enum": [1, 2, 3], "default": 2, "description": "At least 1.", "title": "times", "position": 1},
     ]
     assert found.parameter_openapi_schema["required"] == ["host"]
     assert (found.tags, found.enforce_parameter_schema, found.work_pool_name) == (["web"], True, "plans")

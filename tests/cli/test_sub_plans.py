@@ -137,4 +137,4 @@ def test_diff_with_a_git_revision_reads_the_sub_plan_of_that_revision(plan: Plan
     assert plan("diff", "git:HEAD:move.yaml", "move.yaml").err == "no differences\n"
     path = Path("parts/site.yaml")
     path.write_text(path.read_text(encoding="utf-8").replace("Check it", "Look at it"), encoding="utf-8")
-    assert "~ verify.check.description: Check it → Look at it" in plan("diff", "git:HEAD:move.yaml", "move.yaml").out
+    assert "`verify.check.description`: `Check it` → `Look at it`" in plan("diff", "git:HEAD:move.yaml", "move.yaml").out

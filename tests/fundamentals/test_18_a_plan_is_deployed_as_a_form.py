@@ -54,7 +54,7 @@ def test_the_inputs_are_a_form_and_each_deployment_is_one_version(
     first = deployment()
     assert first.parameter_openapi_schema is not None
     assert first.parameter_openapi_schema["properties"]["who"] == {
-        "type": "string", "pattern": "^[a-z]+$", "description": "The guest", "title": "who", "position": 0,
+        "type": "string", "pattern": "^[a-z]+$", "description": "The guest. Pattern `^[a-z]+$`.", "title": "who", "position": 0,
     }  # fmt: skip
 
     assert deploy("Greet a guest again", capsys)["changes"] == ["version", "description"]

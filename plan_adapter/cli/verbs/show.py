@@ -157,7 +157,8 @@ def _next_at_gate(next_text: str | None, gates: "Sequence[Gate]") -> str | None:
     if next_text is None or len(gates) != 1:
         return next_text
     (gate,) = gates
-    refuse = f"; `{answer_command(gate, 'reject')}` refuses it" if gate.kind == "approval" else ""
+    is_asked = gate.kind == "approval" and answer_command(gate) in next_text  # not if nobody may answer
+    refuse = f"; `{answer_command(gate, 'reject')}` refuses it" if is_asked else ""
     return next_text.replace(ANY_FIELDS, " ".join(f"{name}=…" for name in gate.fields)) + refuse
 
 

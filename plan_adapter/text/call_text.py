@@ -265,15 +265,17 @@ def _outer_gate_text(
         first += ["**Can be undone:**" if final else "**Every write can be undone:**", "", *undoable, ""]
     if not (final or undoable):
         first += ["It only reads:", "", *reads, ""]
-    if ended_items:  # the failed ones first
-        failed_first = sorted(ended_items, key=lambda ended: ended[0].status is not StepStatus.FAILED)
-        ends = [_item_end(item, detail) for item, detail in failed_first]
-        first += [f"Before it: {joined_lines(ends[:SHOWN_ITEMS])}.", ""]
+    # The failed ones first.
+    failed_first = sorted(ended_items, key=lambda ended: ended[0].status is not StepStatus.FAILED)
+    ends = [_item_end(item, detail) for item, detail in failed_first]
     longest = [worst_case_call_ms(step, validated.plan.timeout_ms_of(step)) for step in steps if step.ask is None]
     bounded = [ms for ms in longest if ms is not None]
-    also = f"Also {counted(len(reads), 'read')}. " if reads and (final or undoable) else ""
-    longest_text = worst_case_sentence(sum(bounded) if len(bounded) == len(longest) else None) if outer.is_group else ""
-    first += [f"{also}{longest_text}".strip(), ""]
+    closing = [
+        *([f"Before it: {joined_lines(ends[:SHOWN_ITEMS])}."] if ends else []),
+        *([f"Also {counted(len(reads), 'read')}."] if reads and (final or undoable) else []),
+        *([worst_case_sentence(sum(bounded) if len(bounded) == len(longest) else None)] if outer.is_group else []),
+    ]
+    first += [" ".join(closing), ""] if closing else []
     rest = [
         "### The steps",
         "",

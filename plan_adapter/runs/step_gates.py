@@ -308,7 +308,15 @@ class OutcomeGates:
         made_by = await store.outcomes.start_of(attempt)
         notices = group_notices(bound.validated.plan, policy, attempt.step_id)
         text = outcome_text(
-            bound, step, attempt, why=unknown_outcome.why, made_by=made_by, run_id=run.id, commands=started, notices=notices
+            bound,
+            step,
+            attempt,
+            why=unknown_outcome.why,
+            made_by=made_by,
+            run_id=run.id,
+            context=await gate_context(run, bound.validated.plan, store),
+            commands=started,
+            notices=notices,
         )
         digest = outcome_digest(attempt.id)
         return new_gate(

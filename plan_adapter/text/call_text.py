@@ -9,7 +9,7 @@ from plan_adapter.expressions import Prediction
 from plan_adapter.model.goals import MODEL_ASKS
 from plan_adapter.model.options import Effect, Question
 from plan_adapter.model.plan import Step, flattened
-from plan_adapter.model.readable import as_text, call_name, code, counted, duration, moment, one_line, prose, words
+from plan_adapter.model.readable import as_text, call_name, code, counted, duration, listed, moment, one_line, prose, words
 from plan_adapter.model.record import Attempt, GroupItem, StartedCommand
 from plan_adapter.model.rounds import RoundRecord
 from plan_adapter.model.status import StepStatus
@@ -103,9 +103,10 @@ def step_gate_text(
     digests = digests_section(validated.digest, approval_digest=approval_digest)
     if step.ask is not None:
         mask = ValueMask.of(bound, expressions=False)
-        who = "" if goal else f"Asked by the step {code(step.id)}. "
+        if not goal:
+            asks = asks.replace("A step of", f"The step {code(step.id)} of", 1)
         asked = _question_lines(step, step.ask, mask.redact("question", parameters["question"]))
-        first = [*notice_lines(notices), *asked, f"{who}{' '.join([asks, *known])}", ""]
+        first = [*notice_lines(notices), *asked, " ".join([asks, *known]), ""]
         return gate_document(first, [*description_section(step.description), *redaction_note(mask), *before, *digests])
     secrets = sorted(validated.parameters[step.id].secrets)
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
@@ -158,11 +159,19 @@ def _known_before(after: Sequence[str], results: Mapping[str, JsonValue], ends: 
     """Return the sentence that says how the steps before ended, and with what result in short."""
     known = list[str]()
     for step_id in after:
-        result = short_result(results.get(step_id))
+        result = _group_result(results.get(step_id)) or short_result(results.get(step_id))
         end = ends.get(step_id, "completed" if step_id in results else "")
         if end:
             known.append(f"{code(step_id)} {words(end)}{f': {code(in_columns(result, SHORT_COLUMNS))}' if result else ''}")
     return [f"Before it: {joined_lines(known)}."] if known else []
+
+
+def _group_result(result: JsonValue) -> str:
+    """Return how the items of a group ended, in short, if `result` is that of a group."""
+    items = [item for item in result if isinstance(item, dict) and "label" in item and "status" in item] if isinstance(result, list) else []
+    if not items or not isinstance(result, list) or len(items) < len(result):
+        return ""
+    return listed([one_line(f"{item['label']} {item['status']}") for item in items], SHOWN_ITEMS)
 
 
 def _seen_by_model(rounds: Sequence[RoundRecord]) -> list[str]:
@@ -366,6 +375,7 @@ def outcome_text(
     why: str,
     made_by: str | None,
     run_id: str,
+    context: GateContext = NO_CONTEXT,
     commands: Sequence[StartedCommand] = (),
     notices: Sequence[str] = (),
 ) -> str:
@@ -391,7 +401,11 @@ def outcome_text(
     running = any(command.state == "running" for command in commands)
     end = resolve_command(run_id, (attempt.step_id, attempt.item), "again", label=attempt.label, kind=attempt.kind)
     refused = f"; refused while its command runs: {code(f'{end} --end')} ends the command first" if running else ""
-    answers = ["Check whether the change was made, then answer: **done**, **again** (it was not done) or **abort**.", ""]
+    answers = [
+        "Check whether the change was made, then answer: **done**, **again** (it was not done) or **abort**. "
+        + _asking(bound, context, "It waits until somebody answers."),
+        "",
+    ]
     arguments = mask.redact_parameters(attempt.tool_name, attempt.parameters)
     shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *answers]), MIN_CALL_HEIGHT))
     first += [*asked, *(shown or ["- no parameters"]), "", *answers]

@@ -66,9 +66,16 @@ EXPECTED: dict[tuple[str | None, int | None], Situation] = {
     ("nodes", 2): Situation(
         "Approve nodes for web-2 (2 of 2)?", (ITEM, "systemctl restart web-2", "Before it: web-1 completed: 200 OK"), "approve"
     ),
-    ("decide", None): Situation("要切换到备用站点吗?", ("Asked by the step decide.", "switch or wait"), "answer", (("怎么办", "switch"),)),
+    ("decide", None): Situation(
+        "要切换到备用站点吗?",
+        ("The step decide of rolling-restart", "switch or wait", "web-1 completed, web-2 completed"),
+        "answer",
+        (("怎么办", "switch"),),
+    ),
     ("send", None): Situation(
-        "How did send end?", ("It called bash with:", "echo charged customer 4711; sleep 60", "Check whether the change was made"), "done"
+        "How did send end?",
+        ("It called bash with:", "echo charged customer 4711; sleep 60", "Check whether the change was made", ITEM),
+        "done",
     ),
     ("report", 1): Situation(
         "The model asks to call write_file", ("report.txt", "It writes", "Round 1 of the goal “Tell the team what was done”"), "approve"

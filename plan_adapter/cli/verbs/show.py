@@ -159,7 +159,9 @@ def _next_at_gate(next_text: str | None, gates: "Sequence[Gate]") -> str | None:
     (gate,) = gates
     is_asked = gate.kind == "approval" and answer_command(gate) in next_text  # not if nobody may answer
     refuse = f"; `{answer_command(gate, 'reject')}` refuses it" if is_asked else ""
-    return next_text.replace(ANY_FIELDS, " ".join(f"{name}=…" for name in gate.fields)) + refuse
+    shown = next_text.replace(ANY_FIELDS, " ".join(f"{name}=…" for name in gate.fields))
+    before, lists, after = shown.partition("; `plan gates`")
+    return f"{before}{refuse}{lists}{after}"
 
 
 def _asked_lines(gate: "Gate", now: "datetime") -> list[str]:

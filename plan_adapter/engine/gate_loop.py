@@ -65,6 +65,9 @@ SHOWN_WAITS = 5
 WAITING_TAG = "waiting"
 """The tag of the page of a step's gate."""
 
+_FLOWS: dict[GateKind, str] = {"approval": "approval", "question": "question", "outcome": "unknown outcome"}
+"""The names of the flows whose runs are the pages of step gates."""
+
 _VERBS: dict[GateKind, str] = {"approval": "approve", "question": "answer", "outcome": "resolve"}
 _DECISION_STATE_NAMES: dict[Decision, str] = {"approve": "Approved", "reject": "Rejected", "request_changes": "ChangesRequested"}
 _RESOLUTION_STATES: dict[str, Callable[[], State]] = {
@@ -396,7 +399,7 @@ class _StepGate:
         approve.__qualname__ = approve.__name__ = f"approve_{(request.gate_id or called_step(request)).replace('-', '')}"
         return Flow(
             approve,
-            name=safe_name(self._title),
+            name=_FLOWS[request.kind],  # Prefect's graph labels the page with both names
             flow_run_name=lambda: safe_name(f"{self._title} of {self._run_name}"),
             description=paragraphs(request.description),
             persist_result=False,

@@ -126,11 +126,11 @@ class OpenAIModel:
         with telemetry.span(f"chat {self._model}", {**about, "gen_ai.request.max_tokens": question.max_tokens}, is_client=True) as opened:
             answer = await self._ask(question)
             usage = {"input": answer.usage.prompt, "output": answer.usage.completion}
-            opened.set_attribute("gen_ai.response.model", answer.model)
+            opened.set("gen_ai.response.model", answer.model)
             for kind, tokens in usage.items():
-                opened.set_attribute(f"gen_ai.usage.{kind}_tokens", tokens)
-                telemetry.MODEL_TOKENS.record(tokens, {**about, "gen_ai.token.type": kind})
-        telemetry.MODEL_SECONDS.record(time.monotonic() - began, about)
+                opened.set(f"gen_ai.usage.{kind}_tokens", tokens)
+                telemetry.record("gen_ai.client.token.usage", tokens, {**about, "gen_ai.token.type": kind})
+        telemetry.record("gen_ai.client.operation.duration", time.monotonic() - began, about)
         return answer
 
     async def _ask(self, question: Question) -> ModelAnswer:

@@ -115,7 +115,7 @@ class Course:
         try:
             with telemetry.span(f"plan step {step.id}", about) as opened:
                 end = await self._run_step(call)
-                telemetry.end_span(opened, end.outcome, is_ok=end.outcome == "succeeded")
+                opened.end(end.outcome, is_ok=end.outcome == "succeeded")
         finally:
             self._count(-1)
         seconds = time.monotonic() - began

@@ -223,7 +223,7 @@ class Call:
         delay = self.retry_delay(end)
         if delay is not None:
             self.step_run.retry_count += 1
-            telemetry.RETRIES.add(1, {"plan.tool": self._tool.name})
+            telemetry.count("plan.retries", {"plan.tool": self._tool.name})
             self._scope.notify("attempt_failed", self.step_run, end.error, round(delay * 1000), name=self.name)
         return end
 
@@ -277,7 +277,7 @@ class Call:
             about |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": self._tool.name}
         with prints_of_call(context.logger), telemetry.span(f"plan attempt {self._tool.name}", about) as opened:
             end = await self._call_tool(arguments, context)
-            telemetry.end_span(opened, end.outcome, is_ok=end.outcome == "succeeded")
+            opened.end(end.outcome, is_ok=end.outcome == "succeeded")
         reached("after-effect", self._crash_point_detail)
         self.unknown_attempt = None
         if not end.was_interrupted or self.effect == "read":
@@ -288,7 +288,7 @@ class Call:
             return found
         elif end.outcome == "unknown":
             self.unknown_attempt = intent
-            telemetry.UNKNOWN_OUTCOMES.add(1, {"plan.tool": self._tool.name})
+            telemetry.count("plan.unknown_outcomes", {"plan.tool": self._tool.name})
         return end
 
     def take_slot(self) -> None:

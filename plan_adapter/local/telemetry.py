@@ -4,39 +4,106 @@ Spans: a run, inside it each wait at a gate and each step or other call, inside 
 that models make follow the GenAI conventions. No attribute has a parameter, a result, an error text or a prompt: those may hold secrets.
 """
 
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from opentelemetry import metrics, trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Counter, Histogram
+    from opentelemetry.trace import Span
 
-_TRACER = trace.get_tracer("plan_adapter")
-_METER = metrics.get_meter("plan_adapter")
+CounterName: TypeAlias = Literal["plan.runs", "plan.retries", "plan.unknown_outcomes"]
+HistogramName: TypeAlias = Literal["plan.gate.wait", "gen_ai.client.operation.duration", "gen_ai.client.token.usage"]
+Attributes: TypeAlias = Mapping[str, str | int | None]
 
-RUNS = _METER.create_counter("plan.runs", unit="{run}", description="Runs that ended, by outcome")
-RETRIES = _METER.create_counter("plan.retries", unit="{attempt}", description="Attempts that failed and were followed by another")
-UNKNOWN_OUTCOMES = _METER.create_counter("plan.unknown_outcomes", unit="{attempt}", description="Writes whose outcome is unknown")
-GATE_WAIT = _METER.create_histogram("plan.gate.wait", unit="s", description="Time from the opening of a gate to its end")
-MODEL_SECONDS = _METER.create_histogram("gen_ai.client.operation.duration", unit="s", description="Time of a question to a model")
-MODEL_TOKENS = _METER.create_histogram("gen_ai.client.token.usage", unit="{token}", description="Tokens of a question to a model")
+_COUNTERS: dict[CounterName, tuple[str, str]] = {
+    "plan.runs": ("{run}", "Runs that ended, by outcome"),
+    "plan.retries": ("{attempt}", "Attempts that failed and were followed by another"),
+    "plan.unknown_outcomes": ("{attempt}", "Writes whose outcome is unknown"),
+}
+_HISTOGRAMS: dict[HistogramName, tuple[str, str]] = {
+    "plan.gate.wait": ("s", "Time from the opening of a gate to its end"),
+    "gen_ai.client.operation.duration": ("s", "Time of a question to a model"),
+    "gen_ai.client.token.usage": ("{token}", "Tokens of a question to a model"),
+}
+
+
+class OpenSpan:
+    """A span that is open, or nothing if the process does not use OpenTelemetry."""
+
+    def __init__(self, span: "Span | None") -> None:
+        """Wrap `span`."""
+        self._span = span
+
+    def set(self, name: str, value: str | int) -> None:
+        """Set an attribute."""
+        if self._span is not None:
+            self._span.set_attribute(name, value)
+
+    def end(self, outcome: str, *, is_ok: bool) -> None:
+        """Set how the work ended. The status is an error unless `is_ok`."""
+        self.set("plan.outcome", outcome)
+        if not is_ok:
+            self.fail()
+
+    def fail(self) -> None:
+        """Set the status to an error."""
+        if self._span is not None:
+            from opentelemetry.trace import Status, StatusCode  # as in `_is_used`
+
+            self._span.set_status(Status(StatusCode.ERROR))
+
+
+def _is_used() -> bool:
+    """Return whether this process uses OpenTelemetry. Importing it takes 50 ms, and only who has imported it can have configured it."""
+    return "opentelemetry.trace" in sys.modules
 
 
 @contextmanager
-def span(name: str, attributes: Mapping[str, str | int | None], *, is_client: bool = False) -> Generator[Span]:
+def span(name: str, attributes: Attributes, *, is_client: bool = False) -> Generator[OpenSpan]:
     """Open a span as the current one. Attributes that are None are left out. An exception marks it as failed, by its type only."""
-    kind = SpanKind.CLIENT if is_client else SpanKind.INTERNAL
-    given = {key: value for key, value in attributes.items() if value is not None}
-    with _TRACER.start_as_current_span(name, kind=kind, attributes=given, record_exception=False, set_status_on_exception=False) as opened:
+    if not _is_used():
+        yield OpenSpan(None)
+        return
+    from opentelemetry import trace  # as in `_is_used`
+
+    kind = trace.SpanKind.CLIENT if is_client else trace.SpanKind.INTERNAL
+    tracer, given = trace.get_tracer("plan_adapter"), {key: value for key, value in attributes.items() if value is not None}
+    with tracer.start_as_current_span(name, kind=kind, attributes=given, record_exception=False, set_status_on_exception=False) as opened:
+        wrapped = OpenSpan(opened)
         try:
-            yield opened
+            yield wrapped
         except BaseException as error:
-            opened.set_attribute("error.type", type(error).__name__)
-            opened.set_status(Status(StatusCode.ERROR))
+            wrapped.set("error.type", type(error).__name__)
+            wrapped.fail()
             raise
 
 
-def end_span(opened: Span, outcome: str, *, is_ok: bool) -> None:
-    """Set how the work of a span ended. Its status is an error unless `is_ok`."""
-    opened.set_attribute("plan.outcome", outcome)
-    if not is_ok:
-        opened.set_status(Status(StatusCode.ERROR))
+def count(name: CounterName, attributes: Attributes) -> None:
+    """Add one to a counter."""
+    if _is_used():
+        _counter(name).add(1, {key: value for key, value in attributes.items() if value is not None})
+
+
+def record(name: HistogramName, value: float, attributes: Attributes) -> None:
+    """Record a value in a histogram."""
+    if _is_used():
+        _histogram(name).record(value, {key: value for key, value in attributes.items() if value is not None})
+
+
+@cache
+def _counter(name: CounterName) -> "Counter":
+    from opentelemetry import metrics  # as in `_is_used`
+
+    unit, description = _COUNTERS[name]
+    return metrics.get_meter("plan_adapter").create_counter(name, unit=unit, description=description)
+
+
+@cache
+def _histogram(name: HistogramName) -> "Histogram":
+    from opentelemetry import metrics  # as in `_is_used`
+
+    unit, description = _HISTOGRAMS[name]
+    return metrics.get_meter("plan_adapter").create_histogram(name, unit=unit, description=description)

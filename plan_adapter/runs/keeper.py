@@ -253,10 +253,10 @@ class GateKeeper:
         about = {"plan.gate.kind": gate.kind, "plan.step.id": gate.step_id, "plan.item": item_number(gate.item)}
         with telemetry.span(f"plan gate {gate.step_id or 'plan'}", about) as opened:
             closed = await self._ask(gate, step, until, left)
-            telemetry.end_span(opened, closed.end or "left open", is_ok=closed.end in (None, "answered", "done", "again"))
+            opened.end(closed.end or "left open", is_ok=closed.end in (None, "answered", "done", "again"))
         if closed.closed_at is not None and closed.end is not None:
             waited = (closed.closed_at - closed.opened_at).total_seconds()
-            telemetry.GATE_WAIT.record(waited, {"plan.gate.kind": closed.kind, "plan.outcome": closed.end})
+            telemetry.record("plan.gate.wait", waited, {"plan.gate.kind": closed.kind, "plan.outcome": closed.end})
         return closed
 
     async def _ask(

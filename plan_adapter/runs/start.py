@@ -105,9 +105,9 @@ async def execute_run(session: RunSession) -> PlanRun:
     with telemetry.span(f"plan run {run.name}", about) as opened:
         await _execute_run(session)
         if run.outcome is not None:
-            telemetry.RUNS.add(1, {"plan.name": run.name, "plan.outcome": run.outcome.value})
+            telemetry.count("plan.runs", {"plan.name": run.name, "plan.outcome": run.outcome.value})
         outcome = run.status.value if run.outcome is None else run.outcome.value
-        telemetry.end_span(opened, outcome, is_ok=run.outcome in (None, RunOutcome.COMPLETED))
+        opened.end(outcome, is_ok=run.outcome in (None, RunOutcome.COMPLETED))
     return run
 
 

@@ -171,7 +171,9 @@ class Trial:
         if run.completed_at is not None and is_rolled_back(plan, history, run.rollback):
             remaining = units_to_roll_back(plan, history)
             is_refused = self._was_revoked(run)
-            return self.order("undo", fault=self.choose(self)) if remaining and not is_refused else None
+            if remaining and not is_refused:
+                return self.order("undo", fault=self.choose(self))
+            return self.order("resolve", fault=self._fault_of_resolve()) if unknown else None  # also where no rollback can follow
         alone = {step.id: rolled_back_items(group, plan, history) for group in plan.all_steps for step in group.steps}
         # A rollback of an item that was resolved waits for a resume.
         is_finished = not any(item in alone.get(step_id, ()) for step_id, item in units_to_roll_back(plan, history))

@@ -76,6 +76,7 @@ class Input(PlanPart):
     title: str = Field(default="", description="The name of the field in forms, in any language. The default is the name of the input.")
     description: str = Field(default="", description="What the input is for. Forms show it next to the field.")
     default: JsonValue = Field(default=None, description="The value if a run gives none. Without a default the input is required.")
+    example: JsonValue = Field(default=None, description="A value that fits. Forms and prompts show it next to the rule.")
     enum: list[JsonValue] | None = Field(default=None, description="The only values that are accepted.")
     pattern: str | None = Field(
         default=None,

@@ -166,8 +166,9 @@ def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
     without_enum = definition.model_copy(update={"enum": None})
     written = [(f"enum[{index}]", member, without_enum) for index, member in enumerate(definition.enum or ())]
     written += [("default", definition.default, definition)] if definition.default is not None else []
+    written += [("example", definition.example, definition)] if definition.example is not None else []
     for place, value, rules in written:
-        if place != "default" and not is_visible(value):
+        if place.startswith("enum") and not is_visible(value):
             shown = code(cut(as_text(value), _SHOWN_CHARACTERS))
             yield place, f"a form would not show all characters of the choice {shown}", "remove the invisible ones"
         if isinstance(value, str) and has_expression(value):
@@ -281,7 +282,7 @@ def type_in_words(definition: Input) -> str:
 
 
 def limits_in_words(definition: Input) -> Iterator[str]:
-    """Yield what a value must keep to, except the choices: `at least 2`, `pattern ^web-[0-9]+$`."""
+    """Yield what a value must keep to, except the choices: `at least 2`, `pattern ^web-[0-9]+$`. Its example comes last."""
     if definition.pattern is not None:
         yield f"pattern {code(definition.pattern)}"
     unit = "member" if definition.type == "array" else "character"
@@ -289,6 +290,8 @@ def limits_in_words(definition: Input) -> Iterator[str]:
     lengths = (("at least", definition.min_length), ("at most", definition.max_length))
     yield from (f"{word} {limit:g}" for word, limit in numbers if limit is not None)
     yield from (f"{word} {counted(limit, unit)}" for word, limit in lengths if limit is not None)
+    if definition.example is not None:
+        yield f"for example {code(as_text(definition.example))}"
 
 
 def _text_hint(definition: Input) -> str:

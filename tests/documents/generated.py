@@ -76,6 +76,7 @@ inputs = every_field(
     title=texts,
     description=texts,
     default=values,
+    example=values,
     enum=optional(st.lists(values, max_size=3)),
     pattern=optional(texts),
     min_length=optional(milliseconds),

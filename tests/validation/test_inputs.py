@@ -10,7 +10,7 @@ from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.options import Input
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.validation import BoundPlan, bind_inputs, find_problems, validate
-from plan_adapter.validation.inputs import read_values
+from plan_adapter.validation.inputs import form_schema, read_values
 from tests.cases import for_each
 from tests.validation.builders import TOOLS, plan, step
 
@@ -212,10 +212,19 @@ def test_the_approval_digest_covers_the_inputs_and_tells_equal_values_apart() ->
         (Input(pattern="^a", default="b"), "default"),
         (Input(enum=["a"], default="b"), "default"),
         (Input(default="${{ inputs.y }}"), "default"),
+        (Input(pattern="^CHG-", example="123"), "example"),
+        (Input(enum=["a"], example="b"), "example"),
     ],
 )
 def test_a_contradictory_definition_is_refused(definition: Input, place: str) -> None:
     assert [(p.code, p.at) for p in find_problems(with_inputs(x=definition), TOOLS)] == [("bad-input-definition", f"inputs.x.{place}")]
+
+
+def test_a_form_shows_an_example_after_the_rule() -> None:
+    change = Input(description="The change ticket", pattern="^CHG-[0-9]+$", example="CHG-123")
+    schema: Any = form_schema({"change": change, "count": Input(type="integer", example=3)})
+    assert schema["properties"]["change"]["description"] == "The change ticket. Pattern `^CHG-[0-9]+$`, for example `CHG-123`."
+    assert schema["properties"]["count"]["description"] == "For example `3`."
 
 
 @pytest.mark.parametrize("name", ["my-host", "1st", "", "a b", "ä", "a\n", "_x", "class", "in", "true", "self", "return_state"], ids=ascii)

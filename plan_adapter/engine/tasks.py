@@ -13,7 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from typing import Any, cast
 from uuid import UUID, uuid5
@@ -44,6 +44,9 @@ MAX_EDGES = 1000
 
 SHOW_SECONDS = 5.0
 """How long a rollback waits for a server that does not take that a call is undone: Prefect's client tries for more than a minute."""
+CARRIED_DELAY = timedelta(seconds=1)
+"""How much later than its call a carried step ends in Prefect's graph."""
+
 MAX_SHOWN_DELAYS = 50
 """Prefect refuses longer lists of retry delays."""
 
@@ -88,7 +91,7 @@ class PrefectStepRunner:
     async def show(self, step: StepRun, upstream: tuple[str, ...], *, tags: Collection[str] = ()) -> None:
         """Show a step that ended without a call."""
         run = self._task_run(step.id, upstream=upstream, tags=tags)
-        await run.show(partial(state_of_step, step))
+        await run.show(partial(state_of_step, step), ended_at=step.completed_at if step.carried else None)
         self._task_run_ids[step.id].append(run.id)
 
     async def show_undone(self, key: str) -> None:
@@ -227,19 +230,32 @@ class StepTaskRun:
             self._record.state = Pending()
         await execute(task, self._record)
 
-    async def show(self, state: Callable[[], State]) -> None:
-        """Show the task run in a final state, without earlier ones.
+    async def show(self, state: Callable[[], State], *, ended_at: datetime | None = None) -> None:
+        """Show the task run in a final state, without earlier ones. `ended_at` is when its call ended in an earlier start.
 
         A plain one has no tags then: Prefect would wait for a slot of their concurrency limits.
         """
         if not self.is_plain:
-            self.enter(state())
+            shown = state()
+            shown.timestamp = self._time_of_carried(ended_at, shown.timestamp)
+            self.enter(shown)
             return
 
         async def end() -> State:
             return state()  # created now, because the server ignores a state older than Running
 
         await self.run(Task(end, name=self._name, cache_policy=NO_CACHE, persist_result=False))
+
+    def _time_of_carried(self, ended_at: datetime | None, now: DateTime) -> DateTime:
+        """Return the time of a final state so that Prefect's graph draws no bar over the wait since `ended_at`.
+
+        It must be later than that of the state that the call ended with, or the server ignores it. In a flow run that began later, the
+        task run is new, and has no bar to keep short.
+        """
+        began_at = None if self._flow.flow_run is None else self._flow.flow_run.start_time
+        if ended_at is None or began_at is None or ended_at < began_at:
+            return now
+        return min(now, cast(DateTime, ended_at + CARRIED_DELAY))
 
     def context(self, task: Task[..., Any]) -> TaskRunContext:
         """Return the context of a call without Prefect's engine: loggers, subflows and tasks in it belong to this task run."""

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import pickle
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from prefect import Flow, flow, get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Cancelling
 
+from plan_adapter.engine import tasks
 from plan_adapter.engine.flow import build_flow, run_flow
 from plan_adapter.engine.flow_runs import cancellation_reason
 from plan_adapter.engine.states import state_of_run
@@ -287,11 +289,15 @@ async def test_a_bug_in_the_body_is_raised(prefect_server: object) -> None:
     ],
     ids=["failed", "cancelled", "completed"],
 )
-async def test_a_resumed_flow_run_keeps_its_id_and_its_task_runs(prefect_server: object, first: PlanRun) -> None:
+async def test_a_resumed_flow_run_keeps_its_id_and_its_task_runs(
+    prefect_server: object, monkeypatch: pytest.MonkeyPatch, first: PlanRun
+) -> None:
+    monkeypatch.setattr(tasks, "CARRIED_DELAY", timedelta(milliseconds=1))
+
     async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
         steps = PrefectStepRunner()
         if flow_run_id in seen:
-            await steps.show(step_run("a", StepStatus.COMPLETED, carried=True), ())
+            await steps.show(step_run("a", StepStatus.COMPLETED, carried=True, completed_at=old["a"].end_time), ())
             await steps(ScriptedCall("b", upstream=("a",)))
             return plan_run()
         seen.append(flow_run_id)
@@ -311,7 +317,8 @@ async def test_a_resumed_flow_run_keeps_its_id_and_its_task_runs(prefect_server:
         await asyncio.sleep(0.1)
     assert {name: run.id for name, run in new.items()} == {name: run.id for name, run in old.items()}
     assert {name: (run.state_name, run.flow_run_run_count) for name, run in new.items()} == {"a": ("Carried", 2), "b": ("Completed", 2)}
-    assert new["a"].start_time == old["a"].start_time
+    assert new["a"].start_time == old["a"].start_time and old["a"].end_time is not None
+    assert new["a"].end_time == old["a"].end_time + timedelta(milliseconds=1), "Prefect's graph draws no bar over the wait"
     assert (await flow_run(flow_run_id)).run_count == 2
 
 

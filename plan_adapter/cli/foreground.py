@@ -27,7 +27,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.readable import as_text
-from plan_adapter.model.status import PlanStatus
+from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.text.commands import new_run_hint, resolve_command, resume_command, rollback_command, rolled_back_hint
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class ForegroundRun:
                     output.note(f"the command of `{command.call}` {command.in_words}")
         with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may have gone
             left_behind = await left_behind_of(run, self._store)
-            show_result(run, as_json=self._as_json, hint=hint, left_behind=left_behind)
+            show_result(run, as_json=self._as_json, hint=hint, left_behind=left_behind, cause=not _is_error_on_screen(run))
         return (
             ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else await code_with_rollbacks(run, self._store)
         )
@@ -303,13 +303,19 @@ async def left_behind_of(run: "PlanRun", store: "PlanStore") -> "Sequence[LeftBe
     return run_facts(run, await store.attempts(run.id), await store.receipts(run.id)).left_behind
 
 
-def show_result(run: "PlanRun", *, as_json: bool, hint: str | None, left_behind: "Sequence[LeftBehind]" = ()) -> None:
-    """Print the result of the run to stdout and what to type next to stderr: `hint`, or the default."""
+def _is_error_on_screen(run: "PlanRun") -> bool:
+    """Return whether the terminal that gets the result of `run` has just shown why it failed, in the line of the failed step."""
+    is_step = run.reason is RunReason.STEP_FAILED and run.rollback is None
+    return is_step and output.is_terminal(sys.stdout) and output.is_terminal(sys.stderr)
+
+
+def show_result(run: "PlanRun", *, as_json: bool, hint: str | None, left_behind: "Sequence[LeftBehind]" = (), cause: bool = True) -> None:
+    """Print the result of the run to stdout and what to type next to stderr: `hint`, or the default. Without `cause`, not why it failed."""
     if as_json:
         output.json_line(run_json(run, steps=True))
     else:
         output.line(run_status(run))
-        if (message := run_message(run)) is not None:
+        if cause and (message := run_message(run)) is not None:
             output.line(f"  {message}")
         for left in left_behind:
             output.line(f"  {left.text(SHOWN_CALLS)}")

@@ -133,6 +133,14 @@ def test_finished_steps_stay_and_running_steps_are_redrawn(terminals: list[Termi
     assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is visible again
 
 
+def test_the_error_of_a_failed_step_is_shown_once(terminals: list[Terminal]) -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('refused by web-2')"]
+    terminal = run_at(terminals, document(GREET, step("b", "run_command", parameters={"argv": command}, depends_on=["greet"])))
+    assert terminal.end() == 1
+    assert terminal.shown.count("refused by web-2") == 1, terminal.shown
+    assert "试运行: Partial in " in terminal.shown and "plan show" in terminal.shown
+
+
 def test_no_color_is_honoured(terminals: list[Terminal], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     terminal = run_at(terminals, document(GREET))

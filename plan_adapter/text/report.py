@@ -25,7 +25,7 @@ header{border-left:8px solid #888;padding:6px 14px;background:#8881}
 .m-running{border-color:#0b7394}
 .left{color:#8a5a00;font-weight:600}.dim{color:#666}code,pre{font:13px ui-monospace,Menlo,Consolas,'Noto Sans Mono CJK SC',monospace}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#8881;padding:8px;margin:4px 0;border-radius:4px}
-table{border-collapse:collapse}td,th{text-align:left;vertical-align:top;padding:2px 12px 2px 0;overflow-wrap:anywhere}
+table{border-collapse:collapse}td,th{white-space:pre-line;text-align:left;vertical-align:top;padding:2px 12px 2px 0;overflow-wrap:anywhere}
 details{border-bottom:1px solid #8883;padding:3px 0}summary{cursor:pointer}.wide{overflow-x:auto}
 @media(prefers-color-scheme:dark){body{color:#e8e8e8;background:#161616}.dim{color:#aaa}.left{color:#e8b84a}}
 @media print{body{max-width:none}details>summary{list-style:none}.wide{overflow:visible}svg{max-width:100%;height:auto}}
@@ -137,9 +137,20 @@ def _step(step: StepRun, facts: StepFacts | None, report: RunReport) -> Iterator
         yield f"<p>error</p><pre>{_value(step.error)}</pre>"
     if step.result is not None and not (facts is not None and facts.items):  # the calls have the results of items
         yield f"<p>result</p><pre>{_value(step.result)}</pre>"
-    for record in report.rounds.get(step.id, ()):
-        yield f"<pre>{_text(plain(chr(10).join(record.lines())))}</pre>"
+    if rounds := report.rounds.get(step.id, ()):
+        yield f'<div class="wide"><table>{_ROUND_HEADINGS}{"".join(map(_round_row, rounds))}</table></div>'
     yield "</details>"
+
+
+_ROUND_HEADINGS = "<tr><th>round</th><th>the model decided</th><th>evidence</th><th>checked and answered</th></tr>"
+
+
+def _round_row(record: RoundRecord) -> str:
+    """Return the row of one round of a goal: the decision, what the call showed, and what checks and people said of it."""
+    decision, *rest = (plain(line) for line in record.lines())
+    evidence = rest.pop() if record.call is not None else ""
+    cells = (str(record.round), decision.removeprefix(f"round {record.round}: "), evidence, "\n".join(rest))
+    return f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
 
 
 def _value(value: object) -> str:

@@ -110,6 +110,23 @@ def test_a_goal_is_met_and_its_rounds_are_shown(plan: Plan, run_with_model: Any)
     assert [(reply["decision"], reply["by"]) for reply in place["replies"]] == [("approve", ME)]
 
 
+def test_a_report_has_a_table_of_the_rounds_of_a_goal_with_their_evidence(plan: Plan, run_with_model: Any) -> None:
+    assert plan("report", planned(plan, run_with_model), "-o", "run.html").code == 0
+    table = Path("run.html").read_text(encoding="utf-8").partition("<th>evidence</th>")[2].partition("</table>")[0]
+    rows = [[re.sub("<.*?>", "", cell) for cell in row.split("</td>")] for row in table.split("<tr>")[1:]]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("1", "continue `find_free`: 好的"),
+        ("2", "confirm `place`: place?"),
+        ("3", "done: 任务 3 已安排：E2"),
+    ]
+    assert [row[2].partition(": succeeded in ")[0] for row in rows] == [
+        "`find_free` with `{&quot;day&quot;: 2}`",
+        "`place` with `{&quot;task&quot;: 3, &quot;day&quot;: 2, &quot;slot&quot;: 1}`",
+        "",
+    ]
+    assert rows[1][3].startswith(f"confirmed by {ME} (os_user) at ") and rows[2][3].startswith("met")
+
+
 def test_the_rounds_of_a_goal_are_shown_in_chronological_order(plan: Plan, run_with_model: Any) -> None:
     run_id = run_with_model(good, "run", document(), "--offline", "--detach", "--json", *TOOLS).run["id"]
     approve_what_was_shown(plan, "--note", "好")

@@ -237,7 +237,7 @@ class StepTaskRun:
         """
         if not self.is_plain:
             shown = state()
-            shown.timestamp = self._time_of_carried(ended_at, shown.timestamp)
+            shown.timestamp = cast(DateTime, self._time_of_carried(ended_at, shown.timestamp))
             self.enter(shown)
             return
 
@@ -246,7 +246,7 @@ class StepTaskRun:
 
         await self.run(Task(end, name=self._name, cache_policy=NO_CACHE, persist_result=False))
 
-    def _time_of_carried(self, ended_at: datetime | None, now: DateTime) -> DateTime:
+    def _time_of_carried(self, ended_at: datetime | None, now: datetime) -> datetime:
         """Return the time of a final state so that Prefect's graph draws no bar over the wait since `ended_at`.
 
         It must be later than that of the state that the call ended with, or the server ignores it. In a flow run that began later, the
@@ -255,7 +255,7 @@ class StepTaskRun:
         began_at = None if self._flow.flow_run is None else self._flow.flow_run.start_time
         if ended_at is None or began_at is None or ended_at < began_at:
             return now
-        return min(now, cast(DateTime, ended_at + CARRIED_DELAY))
+        return min(now, ended_at + CARRIED_DELAY)
 
     def context(self, task: Task[..., Any]) -> TaskRunContext:
         """Return the context of a call without Prefect's engine: loggers, subflows and tasks in it belong to this task run."""

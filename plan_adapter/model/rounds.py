@@ -84,17 +84,34 @@ class RoundRecord:
     model: str = ""
     tokens: int = 0
 
-    def lines(self) -> list[str]:
-        """Return the decision and what followed it, one line each, in order of time."""
+    @property
+    def decision(self) -> str:
+        """What the model decided and why, in one line."""
         if self.action is None:
-            return [f"round {self.round}: an answer that could not be used: {prose(_cut('; '.join(self.faults)))}"]
+            return f"an answer that could not be used: {prose(_cut('; '.join(self.faults)))}"
         tool = f" {code(self.tool)}" if self.tool is not None else ""
         why = self.speak if self.action == "ask_user" else self.goal_check or self.reason or self.speak
-        found = [f"round {self.round}: {self.action}{tool}" + (f": {prose(_cut(why))}" if why else "")]
+        return f"{self.action}{tool}" + (f": {prose(_cut(why))}" if why else "")
+
+    @property
+    def judgements(self) -> list[str]:
+        """What the checks and people said of the decision, one line each, in order of time."""
+        if self.action is None:
+            return []
         is_rejected = self.verdict == "refused" and any(reply.decision == "reject" for reply in self.replies)
+        found = list[str]()
         if self.verdict is not None and not is_rejected:
             found.append(": ".join(prose(_cut(text)) for text in (self.verdict, self.verdict_reason) if text))
-        return [*found, *map(str, self.replies), *([str(self.call)] if self.call is not None else [])]
+        return [*found, *map(str, self.replies)]
+
+    @property
+    def evidence(self) -> str:
+        """The call that the round made and how it ended, in one line. Empty if it made none."""
+        return "" if self.action is None or self.call is None else str(self.call)
+
+    def lines(self) -> list[str]:
+        """Return the decision and what followed it, one line each, in order of time."""
+        return [f"round {self.round}: {self.decision}", *self.judgements, *([self.evidence] if self.evidence else [])]
 
 
 def _cut(text: str) -> str:

@@ -147,9 +147,7 @@ _ROUND_HEADINGS = "<tr><th>round</th><th>the model decided</th><th>evidence</th>
 
 def _round_row(record: RoundRecord) -> str:
     """Return the row of one round of a goal: the decision, what the call showed, and what checks and people said of it."""
-    decision, *rest = (plain(line) for line in record.lines())
-    evidence = rest.pop() if record.call is not None else ""
-    cells = (str(record.round), decision.removeprefix(f"round {record.round}: "), evidence, "\n".join(rest))
+    cells = (str(record.round), plain(record.decision), plain(record.evidence), "\n".join(map(plain, record.judgements)))
     return f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
 
 

@@ -164,8 +164,8 @@ class LiveDisplay:
         style, mark = STYLES[mark_of(step)], shapes(is_unicode=self._unicode)[mark_of(step)]
         yield self._row(step, (mark, style), step_end_text(step), style="" if step.status is StepStatus.COMPLETED else style)
         if step.status is StepStatus.FAILED and known is not None:
-            error = one_line(step.error or "")
-            yield from (Text(f"    {visible(text)}", style="dim") for text in known.log if one_line(text) not in error)
+            error = f" {one_line(step.error or '')} "
+            yield from (Text(f"    {visible(text)}", style="dim") for text in known.log if f" {one_line(text)} " not in error)
 
     def _row(self, step: StepRun, mark: tuple[str, str], end: str, *, style: str = "") -> Text:
         name = Text(step.id)

@@ -8,6 +8,7 @@ from plan_adapter.expressions import sources_of
 from plan_adapter.model.options import EFFECTS, ApprovalPolicy, Effect, ErrorPolicy, Input
 from plan_adapter.model.plan import MAX_ROUNDS, ExecutionPlan, Permissions, Step, flattened, step_fields
 from plan_adapter.model.readable import as_text, code, counted, duration, fenced, listed, prose
+from plan_adapter.validation.inputs import bounds_in_words
 
 REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
 
@@ -173,10 +174,7 @@ def field_line(name: str, field: Input) -> str:
 
 def limits_of(field: Input) -> str:
     """Return the limits of a field, each after a comma."""
-    what = " members" if field.type == "array" else " characters"
-    limits = (("at least", field.minimum, ""), ("at most", field.maximum, ""), ("at least", field.min_length, what))
-    found = [f", {words} {limit:g}{of}" for words, limit, of in (*limits, ("at most", field.max_length, what)) if limit is not None]
-    return "".join(found) + (f", matching {code(field.pattern)}" if field.pattern else "")
+    return "".join(f", {bound}" for bound in bounds_in_words(field)) + (f", matching {code(field.pattern)}" if field.pattern else "")
 
 
 def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, JsonValue]) -> list[str]:

@@ -164,17 +164,22 @@ def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
     if definition.enum is not None and not definition.enum:
         yield "enum", "`enum` is empty, so no value fits", "write the values, or remove it"
     without_enum = definition.model_copy(update={"enum": None})
-    written = [(f"enum[{index}]", member, without_enum) for index, member in enumerate(definition.enum or ())]
-    written += [("default", definition.default, definition)] if definition.default is not None else []
-    written += [("example", definition.example, definition)] if definition.example is not None else []
-    for place, value, rules in written:
-        if place.startswith("enum") and not is_visible(value):
-            shown = code(cut(as_text(value), _SHOWN_CHARACTERS))
-            yield place, f"a form would not show all characters of the choice {shown}", "remove the invisible ones"
-        if isinstance(value, str) and has_expression(value):
-            yield place, "an expression is not evaluated here", "write the value"
-        for fault in () if find_bad_values(value) else _faults(value, rules):
-            yield place, f"the value {fault}", "change it so that it matches the other fields of this input"
+    for index, member in enumerate(definition.enum or ()):
+        if not is_visible(member):
+            shown = code(cut(as_text(member), _SHOWN_CHARACTERS))
+            yield f"enum[{index}]", f"a form would not show all characters of the choice {shown}", "remove the invisible ones"
+        yield from _misfits(f"enum[{index}]", member, without_enum)
+    for field in ("default", "example"):
+        if (value := getattr(definition, field)) is not None:
+            yield from _misfits(field, value, definition)
+
+
+def _misfits(place: str, value: JsonValue, definition: Input) -> Iterator[tuple[str, str, str]]:
+    """Yield the place, what is wrong with a value that the definition itself writes there, and a hint."""
+    if isinstance(value, str) and has_expression(value):
+        yield place, "an expression is not evaluated here", "write the value"
+    for fault in () if find_bad_values(value) else _faults(value, definition):
+        yield place, f"the value {fault}", "change it so that it matches the other fields of this input"
 
 
 def _faults(value: JsonValue, definition: Input) -> Iterator[str]:
@@ -285,13 +290,18 @@ def limits_in_words(definition: Input) -> Iterator[str]:
     """Yield what a value must keep to, except the choices: `at least 2`, `pattern ^web-[0-9]+$`. Its example comes last."""
     if definition.pattern is not None:
         yield f"pattern {code(definition.pattern)}"
+    yield from bounds_in_words(definition)
+    if definition.example is not None:
+        yield f"for example {code(as_text(definition.example))}"
+
+
+def bounds_in_words(definition: Input) -> Iterator[str]:
+    """Yield the limits of a number, or of the length of a value: `at least 2`, `at most 3 characters`."""
     unit = "member" if definition.type == "array" else "character"
     numbers = (("at least", definition.minimum), ("at most", definition.maximum))
     lengths = (("at least", definition.min_length), ("at most", definition.max_length))
     yield from (f"{word} {limit:g}" for word, limit in numbers if limit is not None)
     yield from (f"{word} {counted(limit, unit)}" for word, limit in lengths if limit is not None)
-    if definition.example is not None:
-        yield f"for example {code(as_text(definition.example))}"
 
 
 def _text_hint(definition: Input) -> str:

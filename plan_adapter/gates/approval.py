@@ -309,6 +309,11 @@ def needs_gate(step: Step, validated: ValidatedPlan, policy: EffectivePolicy) ->
     return validated.has_gate(step, gate_effects=policy.gate_effects)
 
 
+def gated_steps(validated: ValidatedPlan, policy: EffectivePolicy) -> list[str]:
+    """Return the ids of the steps that wait at a gate of their own."""
+    return [step.id for step in validated.plan.all_steps if needs_gate(step, validated, policy)]
+
+
 def approval_text_to_sign(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str, result: JsonValue = None) -> str:
     """Return the text that an approver's SSH key signs. It binds this answer, at a question with its `result`, to this content here."""
     answer = "" if result is None else f"result: {_digest_of_result(result)}\n"

@@ -1,7 +1,6 @@
 """Finds, requests, checks and uses up the approval of a run's plan."""
 
 import asyncio
-from collections.abc import Collection
 from dataclasses import fields, replace
 from typing import Protocol, assert_never, runtime_checkable
 
@@ -10,9 +9,9 @@ from plan_adapter.gates.approval import (
     approval_not_required,
     approved_plan,
     gate_policy_of,
+    gated_steps,
     group_notices,
     names_without_group,
-    needs_gate,
     refusal,
     requires_approval,
     why_nobody_may_answer,
@@ -323,7 +322,7 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
     moved = move_text(replaced.folder, run.folder) if replaced is not None else None
     text = plan_gate_text(
         bound,
-        gated=gated_steps(bound, policy),
+        gated=gated_steps(bound.validated, policy),
         approval_digest=bound.approval_digest,
         expires_ms=plan.options.approval_timeout_ms,
         context=await gate_context(run, plan, store),
@@ -376,11 +375,6 @@ async def _record_waiting(run: PlanRun, store: PlanStore, *, message: str | None
     if run.flow_run_id is not None or (run.status, run.reason, run.message, run.completed_at) != waiting_state:
         run.transition(PlanStatus.PENDING_APPROVAL, message=message)
         await store.ledger.update(run)
-
-
-def gated_steps(bound: BoundPlan, policy: EffectivePolicy) -> Collection[str]:
-    """Return the ids of the steps that have a step gate."""
-    return [step.id for step in bound.validated.plan.all_steps if needs_gate(step, bound.validated, policy)]
 
 
 async def _use_answer(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:

@@ -10,7 +10,15 @@ from pydantic import JsonValue
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.items import recorded_items
 from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, UnknownOutcome
-from plan_adapter.gates.approval import ApprovedPlan, gate_policy_of, group_notices, needs_gate, read_answer, why_nobody_may_answer
+from plan_adapter.gates.approval import (
+    ApprovedPlan,
+    gate_policy_of,
+    gated_steps,
+    group_notices,
+    needs_gate,
+    read_answer,
+    why_nobody_may_answer,
+)
 from plan_adapter.gates.gate import changes_text, expiry_message, new_gate
 from plan_adapter.gates.identity import identity_of_author
 from plan_adapter.gates.policy import EffectivePolicy
@@ -120,6 +128,7 @@ class CallGates:
             ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before}
             | {step_id: _end_in_words(end) for step_id, end in call.before.items()},
             notices=[*changes, *stale, *group_notices(self._plan, policy, call.step.id)],
+            gated=gated_steps(self.approved.bound.validated, policy),
             rounds=await self._rounds_before(call),
             ended_items=await self._ended_items(call),
         )

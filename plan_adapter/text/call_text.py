@@ -1,14 +1,13 @@
 """The texts of step gates and outcome gates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from pydantic import JsonValue
 
-from plan_adapter.expressions import Prediction
 from plan_adapter.model.goals import MODEL_ASKS
 from plan_adapter.model.options import Effect, Question
-from plan_adapter.model.plan import Step, flattened
+from plan_adapter.model.plan import Step
 from plan_adapter.model.readable import as_text, call_name, code, counted, duration, listed, moment, one_line, prose, words
 from plan_adapter.model.record import Attempt, GroupItem, StartedCommand
 from plan_adapter.model.rounds import RoundRecord
@@ -17,16 +16,17 @@ from plan_adapter.text.commands import resolve_command
 from plan_adapter.text.gate_text import (
     EFFECTS_SHOWN,
     HEIGHT,
+    MAX_LISTED,
     MIN_CALL_HEIGHT,
     NO_CONTEXT,
     QUOTE_COLUMNS,
     SHORT_COLUMNS,
     GateContext,
     ValueMask,
-    call_values,
     description_section,
     digests_section,
     expiry_sentence,
+    first_calls,
     first_values,
     gate_document,
     heading_lines,
@@ -45,16 +45,14 @@ from plan_adapter.text.gate_text import (
     value_lines,
     worst_case_sentence,
 )
-from plan_adapter.text.listing import field_line, label_of, labelled_facts, rollback_facts
-from plan_adapter.text.preview import Predictions, RollbackPreview, facts_of, preview_rollback, worst_case_call_ms
+from plan_adapter.text.listing import field_line, group_facts, label_of, labelled_facts, list_names
+from plan_adapter.text.plan_text import LIMIT_BYTES, last_line, order_section, size_of, steps_list
+from plan_adapter.text.preview import Predictions, RollbackPreview, facts_of, preview_inside, preview_rollback, worst_case_call_ms
 from plan_adapter.text.run_facts import short_result
-from plan_adapter.validation import BoundPlan, ValidatedPlan
+from plan_adapter.validation import BoundPlan
 
 SHOWN_ITEMS = 8
 """How many of a group's ended items a gate names."""
-
-INNER_COLUMNS = 80
-"""How wide the values of a call inside a group or a sub-plan are, on the first screen."""
 
 SHOWN_ROUNDS = 5
 """How many rounds the gate of a goal's next call shows, the newest ones."""
@@ -76,6 +74,7 @@ def step_gate_text(
     results: Mapping[str, JsonValue] | None = None,
     ends: Mapping[str, str] | None = None,
     notices: Sequence[str] = (),
+    gated: Collection[str] = (),
     rounds: Sequence[RoundRecord] = (),
     ended_items: Sequence[tuple[GroupItem, str]] = (),
 ) -> str:
@@ -84,13 +83,13 @@ def step_gate_text(
     `context` is the run that asks. `of_items` is how many items the step or its group has. `results` are those of the steps that it
     depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0. A call or a question of a model belongs to a
     round of the step's goal, and `rounds` are those before it. `ended_items` are the items of a group that ended before this one, each with
-    its result or error. `nobody` says why nobody may answer, if nobody may.
+    its result or error. `gated` are the steps that ask before they run. `nobody` says why nobody may answer, if nobody may.
     """
     validated = bound.validated
     asks = _asking(bound, context, expiry_sentence(validated.plan, expires_ms, step, nobody=nobody, at=context.at))
     heading = f"Approve {_called_in_words(step.id, item, label, of_items)}?"
     if step.inner:
-        return _outer_gate_text(bound, step, parameters, heading, approval_digest, asks, notices, ended_items)
+        return _outer_gate_text(bound, step, parameters, heading, approval_digest, asks, notices, frozenset(gated), ended_items)
     known = _known_before(validated.dependencies[step.id], results or {}, ends or {})
     before = _dependencies_section(validated.dependencies[step.id], results or {}, ends or {}, ValueMask(bound.inputs, expressions=False))
     goal = _predicted_goal(bound, step)
@@ -107,7 +106,10 @@ def step_gate_text(
             asks = asks.replace("A step of", f"The step {code(step.id)} of", 1)
         asked = _question_lines(step, step.ask, mask.redact("question", parameters["question"]))
         first = [*notice_lines(notices), *asked, " ".join([asks, *known]), ""]
-        return gate_document(first, [*description_section(step.description), *redaction_note(mask), *before, *digests])
+        facts = _labelled_lines(step)
+        facts += [f"- may answer: {list_names(step.approvers, MAX_LISTED)}"] if step.approvers else []
+        about = ["### The question", "", *facts, ""] if facts else []
+        return gate_document(first, [*about, *description_section(step.description), *redaction_note(mask), *before, *digests])
     secrets = sorted(validated.parameters[step.id].secrets)
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
     mask, undo_mask = ValueMask.of(bound, expressions=bool(secrets)), ValueMask.of(bound)
@@ -248,70 +250,43 @@ def _outer_gate_text(
     approval_digest: str,
     asks: str,
     notices: Sequence[str],
+    gates: frozenset[str],
     ended_items: Sequence[tuple[GroupItem, str]],
 ) -> str:
     """Return the text of the gate of a group, of one item of it, or of a sub-plan: the steps that will run, and for what."""
-    validated, mask, predictions = bound.validated, ValueMask.of(bound), Predictions(bound.validated, bound.inputs)
-    steps = [step for step in flattened(outer.inner) if not step.inner]
-    effects: dict[str, Effect] = {step.id: validated.effect_of(step.id) for step in steps}
-    # As far as it is known before the first step.
-    known = {step.id: predictions.of(step, item=parameters.get("item") if step.group is not None else None) for step in steps}
-    undone = {step.id: preview_rollback(step.id, validated, known[step.id]) for step in steps}
+    validated, mask = bound.validated, ValueMask.of(bound)
+    item = parameters.get("item") if outer.is_group else None
+    preview = preview_inside(outer, validated, bound.inputs, item=item)
+    given = (
+        [] if item is not None and inline_text(item) is not None else [(key, mask.redact(key, value)) for key, value in parameters.items()]
+    )
+    runs = f"It runs {counted(len(preview.steps), 'step')}" + ("" if outer.plan is None else f" of the plan {code(outer.plan)}")
     first = [*notice_lines(notices), *heading_lines(heading, outer.description), asks, ""]
-    given = [(key, mask.redact(key, value)) for key, value in parameters.items()]
-    runs = f"It runs {counted(len(effects), 'step')}" + ("" if outer.plan is None else f" of the plan {code(outer.plan)}")
-    item = inline_text(given[0][1]) if [*parameters] == ["item"] else None
-    first += [f"{runs}, for:", "", *(line for key, value in given for line in value_lines(key, value)), ""] if item is None else []
+    if given:
+        first += [f"{runs}, for:", "", *(line for key, value in given for line in value_lines(key, value)), ""]
+    elif outer.plan is not None:
+        first += [f"{runs}.", ""]
     if facts := facts_of(outer, validated)[1:]:  # the first one counts the steps
         first += [*(f"- {fact}" for fact in facts), ""]
-    calls = {step.id: _inner_row(step, known[step.id], validated, mask) for step in steps if step.ask is None}
-    final = [row for step_id, row in calls.items() if effects[step_id] != "read" and undone[step_id] is None]
-    undoable = [row for step_id, row in calls.items() if effects[step_id] != "read" and undone[step_id] is not None]
-    reads = [row for step_id, row in calls.items() if effects[step_id] == "read"]
-    if final:
-        first += ["**Cannot be undone:**", "", *final, ""]
-    if undoable:
-        first += ["**Can be undone:**" if final else "**Every write can be undone:**", "", *undoable, ""]
-    if not (final or undoable):
-        first += ["It only reads:", "", *reads, ""]
-    # The failed ones first.
     failed_first = sorted(ended_items, key=lambda ended: ended[0].status is not StepStatus.FAILED)
-    ends = [_item_end(item, detail) for item, detail in failed_first]
-    longest = [worst_case_call_ms(step, validated.plan.timeout_ms_of(step)) for step in steps if step.ask is None]
-    bounded = [ms for ms in longest if ms is not None]
-    closing = [
-        *([f"Before it: {joined_lines(ends[:SHOWN_ITEMS])}."] if ends else []),
-        *([f"Also {counted(len(reads), 'read')}."] if reads and (final or undoable) else []),
-        *([worst_case_sentence(sum(bounded) if len(bounded) == len(longest) else None)] if outer.is_group else []),
+    ends = [_item_end(ended, detail) for ended, detail in failed_first]
+    before = [f"Before it: {joined_lines(ends[:SHOWN_ITEMS])}."] if ends else []
+    # The last line counts what is not shown above, so its height is reserved with all that it could count.
+    closing = " ".join([*before, last_line(preview, gates, ["99 writes that can be undone"])])
+    calls, counts = first_calls(preview, mask, height=max(HEIGHT - height_of([*first, closing]), MIN_CALL_HEIGHT))
+    first += [*calls, " ".join([*before, last_line(preview, gates, counts)]), ""]
+    items, on_error = parameters.get("items"), validated.plan.on_error_of(outer)
+    count = len(items) if isinstance(items, list) else None
+    about = group_facts(outer, count, validated.plan.items_at_once(outer), on_error)
+    facts = [*_labelled_lines(outer), *(f"- {fact}" for fact in about)]
+    rest = ["### Steps", "", *([*facts, ""] if facts else [])]
+    after = [
+        *description_section(outer.description),
+        *order_section(bound, preview, gates),
+        *digests_section(validated.digest, approval_digest=approval_digest),
     ]
-    first += [" ".join(closing), ""] if closing else []
-    rest = [
-        "### The steps",
-        "",
-        *_labelled_lines(outer),
-        *(f"- {fact}" for fact in rollback_facts(outer, validated.plan.on_error_of(outer))),
-    ]
-    for step in steps:
-        rest += [f"- {code(step.id)}: {_attempt_limits(step, validated.plan.timeout_ms_of(step))}"]
-        predicted = known[step.id].of(validated.parameters[step.id])
-        arguments = mask.redact_parameters(step.tool_name or "", predicted if isinstance(predicted, dict) else {})
-        rest += [line for key, value in arguments for line in value_lines(f"{code(step.id)} {code(key)}", value)]
-        if (undo := undone[step.id]) is not None:
-            rest.append(f"- {code(step.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without another approval")
-            arguments = mask.redact_parameters(undo.tool_name, undo.parameters)
-            rest += [line for key, value in arguments for line in value_lines(f"{code(step.id)} undone with {code(key)}", value)]
-    rest += ["", *description_section(outer.description), *redaction_note(mask)]
-    return gate_document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
-
-
-def _inner_row(step: Step, prediction: Prediction, validated: ValidatedPlan, mask: ValueMask) -> str:
-    """Return the line about a step inside a group or a sub-plan: its call as far as it is known, or what a model may do."""
-    facts = "; ".join(facts_of(step, validated))
-    notes = " (can be repeated)" if validated.effect_of(step.id) == "idempotent_write" else ""
-    row = f"- **{words(step.id)}**{notes}: {facts or code(step.called)}"
-    predicted = prediction.of(validated.parameters[step.id])
-    given = mask.redact_parameters(step.tool_name or "", predicted if isinstance(predicted, dict) else {})
-    return row if facts else row + call_values(given, columns=INNER_COLUMNS)
+    steps = steps_list(preview, gates, mask, limit_bytes=LIMIT_BYTES - size_of([*first, *rest, *after]))
+    return gate_document(first, [*rest, *steps, *redaction_note(mask), *after])
 
 
 def _item_end(item: GroupItem, detail: str) -> str:
@@ -334,7 +309,7 @@ def _effect_sentence(effect: Effect, undo: RollbackPreview | None, *, undone_on_
     if effect == "read":
         return "It reads and changes nothing."
     if effect == "idempotent_write":
-        return "**It writes, can be repeated safely, and cannot be undone.**"
+        return "**It writes and cannot be undone.** Repeating it is safe."
     return "**It writes and cannot be undone.**"
 
 

@@ -63,7 +63,7 @@ def undo_sentence(irreversible: Sequence[str], *, writes: bool, limit: int = 5) 
 def worst_case_sentence(worst_case_ms: float | None, *, asks: bool = False) -> str:
     """Return how long the calls take at most. None means no limit. `asks`: there are waits for answers, which do not count."""
     if worst_case_ms is None:
-        return "No time limit."
+        return "Runs without a time limit."
     return f"Takes at most {duration(worst_case_ms)}{', plus waits' if asks else ''}."
 
 
@@ -380,7 +380,7 @@ def _truncated_block(name: str, value: JsonValue, *, height: int) -> list[str]:
 
 def _call_row(number: int, preview: StepPreview, mask: ValueMask, *, columns: int) -> str:
     step = preview.step
-    notes = [_items_text(preview, columns=columns // 2)] if step.for_each is not None or step.group is not None else []
+    notes = [_items_text(preview, columns=columns // 2)] if preview.is_repeated else []
     notes += ["can be repeated"] if preview.effect == "idempotent_write" else []
     notes += ["always at the end"] if preview.is_finally_step else []
     about = f" ({', '.join(notes)})" if notes else ""
@@ -413,8 +413,7 @@ def _items_text(preview: StepPreview, *, columns: int) -> str:
     if preview.items is None:
         return "each item"
     names = ", ".join(map(words, preview.item_names))
-    count = f"{preview.items}×"
-    return f"{count} {names}" if names and columns_of(names) <= columns else counted(preview.items, "item")
+    return f"for {names}" if names and columns_of(names) <= columns else counted(preview.items, "item")
 
 
 def _inline_code(value: JsonValue, columns: int) -> str:

@@ -58,7 +58,8 @@ def step_listing(
     if step.ask is not None:
         lines.append("   - **asks a person**" + (f": {' or '.join(map(code, step.approvers))} may answer" if step.approvers else ""))
     elif gate and (step.goal is None or step.requires_approval):
-        lines.append(f"   - **waits for an approval of its own**{', each item' if step.for_each is not None else ''}")
+        is_each = step.for_each is not None and (not step.is_group or step.requires_approval == "each")
+        lines.append(f"   - **waits for an approval of its own**{', each item' if is_each else ''}")
     for name, value in parameters.items():
         lines += _parameter_lines(code(name), value)
     lines += [] if step.ask is None else [f"   {field_line(name, field)}" for name, field in step.ask.fields.items()]

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.options import EFFECTS, Effect
-from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.readable import code, counted, duration, fenced, secret_parameters, words
 from plan_adapter.text.changes import FINALLY, Changes
 from plan_adapter.text.gate_text import (
@@ -93,8 +93,9 @@ def size_of(lines: Iterable[str]) -> int:
 def steps_list(preview: Preview, gates: frozenset[str], mask: ValueMask, *, limit_bytes: int) -> list[str]:
     """Return the list of steps, followed by the values that are too long for it. Steps beyond `limit_bytes` are omitted, with a note."""
     shown: list[_StepLines] = []
+    outermost = min((step.step.depth for step in preview.steps), default=0)
     for number, step in enumerate(preview.steps, start=1):
-        lines = _step_lines(step, number, mask, gate=step.step.id in gates)
+        lines = _step_lines(step, number, mask, gate=step.step.id in gates, depth=step.step.depth - outermost)
         limit_bytes -= lines.size
         if limit_bytes < 0:
             break
@@ -106,7 +107,7 @@ def steps_list(preview: Preview, gates: frozenset[str], mask: ValueMask, *, limi
     return [*items, *(["### Long values", "", *blocks, ""] if blocks else [])]
 
 
-def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: bool) -> _StepLines:
+def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: bool, depth: int) -> _StepLines:
     step, blocks = preview.step, list[str]()
     called = [f"plan {code(step.called)}"] if step.plan else [code(step.called)] if step.goal is None else []
     parts = [*(group_facts(step, preview.items, preview.at_once, preview.on_error) or called), *preview.facts]
@@ -131,7 +132,7 @@ def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: boo
     facts = asks if step.inner else [effect]
     facts += [f"in the group {code(step.group)}"] if step.group is not None else []
     limits = [] if step.inner or step.goal is not None else [_time_limit(preview)]
-    return _StepLines("  " * step.depth + " · ".join([f"- {_step_heading(preview, number)}", *facts, *parts, *limits]), blocks)
+    return _StepLines("  " * depth + " · ".join([f"- {_step_heading(preview, number)}", *facts, *parts, *limits]), blocks)
 
 
 def _add_parts(step_id: str, facts: Iterable[tuple[str, JsonValue]], parts: list[str], blocks: list[str]) -> None:
@@ -147,7 +148,7 @@ def _add_parts(step_id: str, facts: Iterable[tuple[str, JsonValue]], parts: list
 
 def _step_heading(preview: StepPreview, number: int) -> str:
     step, items = preview.step, ""
-    if step.for_each is not None or step.group is not None:
+    if preview.is_repeated:
         items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
     description = step.description[:DESCRIPTION_CHARACTERS] + ("…" if len(step.description) > DESCRIPTION_CHARACTERS else "")
     return f"**{number}. {words(step.id)}**{items}" + (f": {words(description)}" if description else "")
@@ -200,9 +201,9 @@ def plan_gate_text(
     head = [f"## {heading}", ""]
     asked = [" ".join(part for part in (context.sentence(), waits, _inputs_line(bound.inputs, mask)) if part), ""]
     # The last line counts what is not shown above, so its height is reserved with all that it could count.
-    left = HEIGHT - height_of([*notes, *head, *asked, _last_line(preview, gates, ["99 writes that can be undone"])])
+    left = HEIGHT - height_of([*notes, *head, *asked, last_line(preview, gates, ["99 writes that can be undone"])])
     calls, counts = first_calls(preview, mask, height=max(left, MIN_CALL_HEIGHT))
-    facts = [*asked, *calls, _last_line(preview, gates, counts), ""]
+    facts = [*asked, *calls, last_line(preview, gates, counts), ""]
     about = quoted_description(heading, preview.plan.description)
     is_described = height_of([*notes, *head, *about, *facts]) <= HEIGHT
     first = [*notes, *head, *(about if is_described else []), *facts]
@@ -217,7 +218,7 @@ def plan_gate_text(
     before += ["### Steps", ""]
     after = [
         *_irreversible_section(preview),
-        *_order_section(bound, preview, gates),
+        *order_section(bound, preview, gates),
         *digests_section(validated.digest, approval_digest=approval_digest),
     ]
     steps = steps_list(preview, gates, mask, limit_bytes=limit_bytes - size_of([*first, *before, *after]))
@@ -232,18 +233,25 @@ def _inputs_line(inputs: Mapping[str, JsonValue], mask: ValueMask) -> str:
     return f"Inputs: {joined_lines(shown, separator=', ')}." if shown else ""
 
 
-def _last_line(preview: Preview, gates: frozenset[str], counts: Sequence[str]) -> str:
+def last_line(preview: Preview, gates: frozenset[str], counts: Sequence[str]) -> str:
     """Return the last sentences of the first screen: what else the run does, where it asks again, and how long it can take."""
     questions = [step.step.id for step in preview.steps if step.step.ask is not None]
     asks = [step.step.id for step in preview.steps if step.step.id in gates and step.step.ask is None]
+    alone = [step.step.id for step in preview.irreversible if not (step.step.inner or _asks_again(step.step, gates))]
+    unasked = f", not {list_names(alone, 2)}" if alone else ""
     also = [*counts, *([counted(len(questions), "question to a person", "questions to people")] if questions else [])]
     return " ".join(
         [
             *([f"Also {' and '.join([', '.join(also[:-1]), also[-1]] if also[:-1] else also)}."] if also else []),
-            *([f"Asks again before {list_names(asks, 2)}."] if asks else []),
+            *([f"Asks again before {list_names(asks, 2)}{unasked}."] if asks else []),
             worst_case_sentence(preview.worst_case_ms, asks=bool(asks or questions)),
         ]
     )
+
+
+def _asks_again(step: Step, gates: Collection[str]) -> bool:
+    """Return whether `step`, its group or the step that runs its plan asks again before it runs."""
+    return any(step_id in gates for step_id in (step.id, step.group, step.within.id if step.within is not None else None))
 
 
 def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
@@ -283,7 +291,8 @@ def _inputs_section(inputs: Mapping[str, JsonValue], mask: ValueMask) -> list[st
     return [*lines, ""] if lines else []
 
 
-def _order_section(bound: BoundPlan, preview: Preview, gates: frozenset[str]) -> list[str]:
+def order_section(bound: BoundPlan, preview: Preview, gates: frozenset[str]) -> list[str]:
+    """Return the section with the picture of the steps."""
     effects: dict[str, Effect] = {step.step.id: step.effect for step in preview.steps}
     picture = mermaid([step.step for step in preview.steps], bound.validated.edges, effects=effects, gated=gates)
     return [ORDER, "", *fenced(picture, "mermaid").split("\n"), "", _LEGEND, ""]

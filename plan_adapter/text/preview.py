@@ -45,6 +45,11 @@ class StepPreview:
     facts: tuple[str, ...] = ()  # what a model may do for its goal, or what the plan that it runs may do, as text
     item_names: tuple[str, ...] = ()  # of the first items, secrets masked; empty if the inputs do not determine them
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether it runs once per item of a list, rather than for one item that is known."""
+        return self.step.for_each is not None or (self.step.group is not None and (self.items != 1 or bool(self.item_names)))
+
     def as_json(self) -> dict[str, Any]:
         """Return the step for `plan preview --json`: its non-default fields, and what follows from them."""
         step = self.step
@@ -173,6 +178,30 @@ def preview_plan(
     )
 
 
+def preview_inside(outer: Step, validated: ValidatedPlan, inputs: Mapping[str, JsonValue], *, item: JsonValue = None) -> Preview:
+    """Return the preview of the steps inside `outer`, a group or a step that runs a plan, in a run of `validated` with these inputs.
+
+    `item` is that of a group, or None for all its items.
+    """
+    predictions = Predictions(validated, inputs)
+    inner = [validated.steps[step_id] for step_id in _with_inner(outer.id, validated)[1:]]
+    items = {step.id: item if step.group == outer.id else None for step in inner}
+    steps = [_preview_step(step, validated, predictions.of(step, item=items[step.id]), (), item=items[step.id]) for step in inner]
+    longest = [step.worst_case_ms for step in steps if step.worst_case_ms is not None]
+    return Preview(
+        plan=validated.plan,
+        digest=validated.digest,
+        approval_digest=None,
+        requires_approval=True,
+        inputs=dict(inputs),
+        permissions=validated.permissions_at(outer),
+        missing=(),
+        steps=tuple(steps),
+        waves=(),
+        worst_case_ms=sum(longest) if len(longest) == len(steps) else None,
+    )
+
+
 class Predictions:
     """Predicts the values of a plan's expressions. Steps of a sub-plan see its inputs if the inputs of the run determine them."""
 
@@ -242,13 +271,16 @@ def _resolved_name(template: Template, inputs: Mapping[str, JsonValue]) -> str |
     return cut(without_passwords(text), MAX_NAME_CHARACTERS).strip() or None
 
 
-def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect]) -> StepPreview:
+def _preview_step(
+    step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect], *, item: JsonValue = None
+) -> StepPreview:
+    """Return the preview of `step` for all items of its list, or for the `item` of its group."""
     effect = validated.effect_of(step.id)
     depends_on = tuple(
         before for before in validated.dependencies[step.id] if validated.steps[before].outer == step.outer
     )  # the outer step names the others
     parameters = prediction.of(validated.parameters[step.id])
-    for_each = validated.for_each.get(step.group or step.id)
+    for_each = validated.for_each.get(step.group or step.id) if item is None else None
     values = None if for_each is None else prediction.of(for_each)
     items = 1 if for_each is None else _item_count(values)
     timeout = validated.plan.timeout_ms_of(step) if step.goal is None else step.timeout_ms or 0

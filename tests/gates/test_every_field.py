@@ -1,6 +1,6 @@
-"""Every field of a step is shown at the plan's gate, in `plan show FILE`, and in the handbook. A new field needs an example here.
+"""Every field of a step is shown at its gates, in `plan show FILE`, and in the handbook. A new field needs an example here.
 
-Nothing here tests the gates of steps, or `plan show RUN`.
+Nothing here tests `plan show RUN`.
 """
 
 from importlib.resources import files
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.text.call_text import step_gate_text
 from plan_adapter.text.formatting import format_plan
 from plan_adapter.text.plan_text import plan_gate_text
 from plan_adapter.tools.registry import ToolRegistry
@@ -69,6 +70,9 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
 
 NOT_SHOWN = {"metadata"}  # notes that the engine ignores; the digest covers them
 
+DECIDED = {"when", "for_each", "label", "depends_on", "requires_approval"}
+"""The fields that have decided by the time the gate of their step opens, and for what."""
+
 
 @tool(effect="write")
 def do(text: str = "") -> str:
@@ -103,6 +107,29 @@ def gate_text(step: dict[str, Any]) -> str:
     return whole.partition("### Digests")[0]
 
 
+def step_gate_of(step: dict[str, Any], gate: str) -> str:
+    """Return what the gate of step `gate` shows, or of its first item if it has items."""
+    validated = validate(plan_with(step), TOOLS)
+    bound, asks = bind_inputs(validated), validated.plan.step(gate)
+    shown: Any = {"item": "a"} if asks.is_group else validated.parameters[gate].source
+    return step_gate_text(
+        bound,
+        asks,
+        effect=validated.effect_of(gate),
+        parameters=shown,
+        item=0 if asks.for_each else None,
+        label="a" if asks.for_each else None,
+        gated=[each.id for each in validated.plan.all_steps if validated.has_gate(each)],
+        approval_digest="d1" * 32,
+        expires_ms=validated.plan.gate_timeout_ms(asks),
+    ).partition("### Digests")[0]
+
+
+def in_group(step: dict[str, Any]) -> dict[str, Any]:
+    """Return a group with `step` inside."""
+    return {"id": "a", "for_each": "${{ ['x'] }}", "steps": [{"id": "before", "tool_name": "look"}, {"id": "inside", **step}]}
+
+
 def test_every_field_has_an_example() -> None:
     assert EXAMPLES.keys() == Step.model_fields.keys()
 
@@ -111,6 +138,27 @@ def test_every_field_has_an_example() -> None:
 def test_a_field_is_shown_to_the_approver(field: str) -> None:
     step, other = EXAMPLES[field]
     assert (gate_text(step) == gate_text({**step, field: other})) == (field in NOT_SHOWN)
+
+
+ASKED = [name for name, (step, _) in EXAMPLES.items() if step is not GOAL and name not in DECIDED and name != "id"]
+"""The fields that the gate of their step shows. A goal has no gate: each of its calls has one."""
+
+
+@pytest.mark.parametrize("field", ASKED)
+def test_a_field_is_shown_at_the_gate_of_its_step(field: str) -> None:
+    step, other = EXAMPLES[field]
+    assert (step_gate_of(step, "a") == step_gate_of({**step, field: other}, "a")) == (field in NOT_SHOWN)
+
+
+IN_GROUP = [name for name, (step, _) in EXAMPLES.items() if not any(step is other for other in (LIST, GROUP, GOAL, SUB_PLAN))]
+"""The fields of steps that a group can contain."""
+
+
+@pytest.mark.parametrize("field", IN_GROUP)
+def test_a_field_of_a_step_in_a_group_is_shown_at_the_gate_of_the_group(field: str) -> None:
+    step, other = EXAMPLES[field]
+    other = ["before"] if field == "depends_on" else other
+    assert (step_gate_of(in_group(step), "a") == step_gate_of(in_group({**step, field: other}), "a")) == (field in NOT_SHOWN)
 
 
 @pytest.mark.parametrize("field", EXAMPLES)

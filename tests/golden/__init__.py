@@ -6,8 +6,8 @@
 - `outputs.json`: what each verb prints with `--json`.
 - `words.json`: the words that are stored: tables, columns, triggers, and the values of the enumerations.
 
-`python -m tests.golden` writes them again, but never `erased.json` and `postgresql.sql`. Do so only for a change that is meant to change
-what is stored, and say so in the changelog.
+`python -m tests.golden --new` adds the plans and words that have no record yet. `python -m tests.golden` writes all of them again, but
+never `erased.json` and `postgresql.sql`: only for a change that is meant to change what is stored, which the changelog then names.
 """
 
 from pathlib import Path

@@ -56,21 +56,28 @@ def plan_line(name: str, plan: ExecutionPlan) -> str:
     return json.dumps({"name": name, "given": document, **made}, ensure_ascii=False) + "\n"
 
 
-def add_plans() -> None:
-    """Add the records of plans that have none, as after a new field. The others stay."""
+def add_new() -> None:
+    """Add the records of plans that have none, as after a new field, and of new stored words. The others stay."""
     known = {plan["name"] for plan in digests.golden_plans()}
     with digests.FILE.open("a", encoding="utf-8") as file:
         file.writelines(plan_line(name, plan) for name, plan in plans() if name not in known)
+    frozen = json.loads(words.FILE.read_text(encoding="utf-8"))
+    write_words(words.merged(frozen, words.stored_words()))
+
+
+def write_words(found: dict[str, Any]) -> None:
+    """Write the record of the stored words."""
+    words.FILE.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     """Write all records."""
     digests.FILE.write_text("".join(plan_line(name, plan) for name, plan in plans()), encoding="utf-8")
-    words.FILE.write_text(json.dumps(words.stored_words(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    write_words(words.stored_words())
     session.write()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in ([], ["--new-plans"]):
-        sys.exit("usage: python -m tests.golden [--new-plans]")
-    add_plans() if sys.argv[1:] else main()
+    if sys.argv[1:] not in ([], ["--new"]):
+        sys.exit("usage: python -m tests.golden [--new]")
+    add_new() if sys.argv[1:] else main()

@@ -66,3 +66,12 @@ def _words_of(source: Any) -> Any:
 def _literals(alias: Any) -> list[str]:
     """Return the words of a Literal, or of a union of some."""
     return [word for member in get_args(alias) for word in ([member] if isinstance(member, str) else _literals(member))]
+
+
+def merged(frozen: Any, found: Any) -> Any:
+    """Return the `frozen` words with those of `found` that are new. Frozen words stay as they are, even if they are gone."""
+    if isinstance(frozen, dict) and isinstance(found, dict):
+        return frozen | {name: merged(frozen[name], words) if name in frozen else words for name, words in found.items()}
+    if isinstance(frozen, list) and isinstance(found, list):
+        return [*frozen, *(word for word in found if word not in frozen)]
+    return frozen

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from plan_adapter.model.approvals import Approval, OperatorRequestKind
+from plan_adapter.model.approvals import Approval, Decision, GateEnd, OperatorRequestKind
 from plan_adapter.model.canonical import arguments_digest
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import CallKind
@@ -56,8 +56,8 @@ OPERATOR_REQUEST_KINDS: dict[OperatorRequestKind, AuditKind] = {
     "rollback": "rollback_requested",
 }
 
-DECISION_ENTRIES: dict[Any, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
-GATE_END_ENTRIES: dict[Any, AuditKind] = {
+DECISION_ENTRIES: Mapping[Decision, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
+GATE_END_ENTRIES: Mapping[GateEnd, AuditKind] = {
     "expired": "gate_expired",
     "cancelled": "gate_cancelled",
     "superseded": "gate_superseded",
@@ -169,7 +169,7 @@ def of_approval(row: JsonRow) -> Entry:
     """Return the entry for an answer, at a gate or without one."""
     note = _optional_text(row["note"] or None)
     if row["gate_id"] is None:
-        return _approval_entry(row, DECISION_ENTRIES[row["decision"]], _text(row["at"]), note)
+        return _approval_entry(row, DECISION_ENTRIES[cast("Decision", row["decision"])], _text(row["at"]), note)
     return _approval_entry(row, "gate_answered", _text(row["at"]), _text(row["decision"]) + (f": {note}" if note else ""))
 
 
@@ -185,7 +185,7 @@ def of_gate(row: JsonRow) -> Entry:
 
 def of_gate_end(row: JsonRow) -> Entry:
     """Return the entry for a gate that was closed without an approval or a rejection."""
-    kind = GATE_END_ENTRIES.get(row["end"], "gate_cancelled")
+    kind = GATE_END_ENTRIES.get(cast("GateEnd", row["end"]), "gate_cancelled")
     return _gate_entry(row, kind, _text(row["closed_at"]), _text(row["end"]) if kind == "gate_resolved" else None, is_open=False)
 
 

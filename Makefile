@@ -34,9 +34,10 @@ format: $(STAMP)  ## fix lint and formatting problems that can be fixed automati
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 
-generated: $(STAMP)  ## write the generated files again: the schema of plans, and the gate texts that tests compare
+generated: $(STAMP)  ## write the generated files again: the schema of plans, the gate texts that tests compare, the catalogues of languages
 	@$(PYTHON) -m plan_adapter.cli.app schema deployments/plan.schema.json
 	@$(PYTHON) -m tests.gates
+	@$(PYTHON) -m tests.language
 
 browser: $(STAMP)  ## test gates in Prefect's UI with Chromium; screenshots go to screenshots/
 	@$(PYTHON) -m pytest tests/browser -m "not benchmark" --screenshots screenshots

@@ -1,6 +1,7 @@
 """`plan`: its verbs. Errors become messages and exit codes here and nowhere else."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError, code_of_error
+from plan_adapter.model.language import language_of, speaking
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import without_passwords
 
@@ -116,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.remove("--debug")
     output.prepare_streams()
     try:
-        code = _dispatch(arguments)
+        with speaking(language_of(os.environ.get("PLAN_ADAPTER_LANGUAGE"))):
+            code = _dispatch(arguments)
         output.flush()
     except BrokenPipeError:
         output.abandon_stdout()

@@ -9,7 +9,8 @@ from plan_adapter.cli.records import gate_place
 from plan_adapter.gates.approval import refusal, requires_approval, why_nobody_may_answer
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import ANSWERED, Approval, Gate, StandingApproval
+from plan_adapter.model.approvals import ANSWERED, Approval, Decision, Gate, StandingApproval
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import call_name, duration, listed, moment, one_line, prose
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunOutcome, RunReason
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
     from plan_adapter.store.revisions import Revision
     from plan_adapter.store.store import PlanStore
 
-RELEASED = "its worker was released; the run continues once somebody answers"
-ATTENDED = {True: "a process is waiting", False: "no process is waiting", None: "a process on another host may be waiting"}
+RELEASED = later("its worker was released; the run continues once somebody answers")
+ATTENDED = {
+    True: later("a process is waiting"),
+    False: later("no process is waiting"),
+    None: later("a process on another host may be waiting"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,10 @@ class ApprovalState:
         ends = list[str]()
         for gate in last.values():
             if (row := unused.get(gate.id)) is not None:
-                ends.append(f"{'answered' if gate.kind == 'question' else ANSWERED[row.decision]} at {prose(gate_place(gate))}")
+                how = answered_in_words(row.decision, is_question=gate.kind == "question")
+                ends.append(tr("{answered} at {gate}", answered=how, gate=prose(gate_place(gate))))
             elif gate.end == "expired" and gate is self.closed[-1]:
-                ends.append(f"expired at {prose(gate_place(gate))}")
+                ends.append(tr("expired at {gate}", gate=prose(gate_place(gate))))
         return ends
 
     def lines(self) -> list[str]:
@@ -111,43 +117,47 @@ class ApprovalState:
         if not run.status.has_ended or run.status is PlanStatus.COMPLETED:
             return None
         if run.reason is RunReason.EXPIRED and self.can_ask_again:
-            return f"`{resume_command(run, tools=self.tools)}` asks again; completed steps are kept"
+            return tr("`{command}` asks again; completed steps are kept", command=resume_command(run, tools=self.tools))
         if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
-            return "this is final: `plan run` starts a new run"
+            return tr("this is final: `plan run` starts a new run")
         if run.rollback is not None and run.rollback.can_continue:
-            return f"`{rollback_command(run, tools=self.tools)}` rolls back the rest"
+            return tr("`{command}` rolls back the rest", command=rollback_command(run, tools=self.tools))
         if run.rollback is not None or any(step.rolled_back for step in run.steps):
             return rolled_back_hint(run)
         if run.needs_new_run:
             return new_run_hint(run)
-        return f"`{resume_command(run, tools=self.tools)}` resumes the run; completed steps are kept"
+        return tr("`{command}` resumes the run; completed steps are kept", command=resume_command(run, tools=self.tools))
 
     def _waiting_hint(self) -> str | None:
         run = self.run
         if self.gates and (reason := why_nobody_may_answer(self.gates[0].gate_policy)) is not None:
-            return f"nobody may answer: {reason}; `plan cancel {run.id}` ends the run"
+            return tr("nobody may answer: {why}; `{command}` ends the run", why=reason, command=f"plan cancel {run.id}")
         if self.gates:
             commands = ", ".join(f"`{answer_command(gate)}`" for gate in self.gates[:5])
             is_unattended = all(gate.attended is False and not gate.is_released for gate in self.gates)
-            then = f", then `{self._resume_command}`" if is_unattended else ""
+            then = tr(", then `{command}`", command=self._resume_command) if is_unattended else ""
             asked = {gate.kind for gate in self.gates}
-            what = "an approval" if asked == {"approval"} else "the outcome of a write" if asked == {"outcome"} else "an answer"
+            waits = tr("waiting for an approval") if asked == {"approval"} else tr("waiting for an answer")
+            waits = tr("waiting for the outcome of a write") if asked == {"outcome"} else waits
             refusal_reason = caller_refusal(self.gates[0])
             who = "" if refusal_reason is None else f"; {refusal_reason}"
-            return f"waiting for {what}{who}: {commands}{then}; `plan gates` lists everything that waits"
+            return f"{waits}{who}: {commands}{then}{tr('; `plan gates` lists everything that waits')}"
         if run.status is not PlanStatus.PENDING_APPROVAL:
             return None
         if self.answer is None:
             if self.is_needed:
-                return f"nobody has been asked yet: `{self._resume_command}` asks for the approval"
-            return f"the plan needs no approval, but no process is running it: `{self._resume_command}`"
+                return tr("nobody has been asked yet: `{command}` asks for the approval", command=self._resume_command)
+            return tr("the plan needs no approval, but no process is running it: `{command}`", command=self._resume_command)
         if self.requested_changes is not None:
             return changes_hint(run, tools=self.tools)
         if self.stale is not None:
-            return f"the approval by {prose(self.answer.by)} is stale: {self.stale}; `{self._resume_command}` asks again"
+            by, command = prose(self.answer.by), self._resume_command
+            return tr("the approval by {who} is stale: {why}; `{command}` asks again", who=by, why=self.stale, command=command)
         if self.unapplied:
-            return f"{listed(self.unapplied, 5)}, but the run has no process: `{self._resume_command}` resumes it, with what was answered"
-        return f"the gate was answered, but the run has no process: `{self._resume_command}`"
+            answers = listed(self.unapplied, 5)
+            resumes = later("{answers}, but the run has no process: `{command}` resumes it, with what was answered")
+            return tr(resumes, answers=answers, command=self._resume_command)
+        return tr("the gate was answered, but the run has no process: `{command}`", command=self._resume_command)
 
     @property
     def _resume_command(self) -> str:
@@ -159,7 +169,8 @@ class ApprovalState:
 
 def changes_hint(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
     """Return the hint for a gate at which somebody asked for changes."""
-    return f"`plan revise {run.id} FILE` submits a new version; `{resume_command_after_gate(run, tools=tools)}` asks about this one again"
+    revise, resume = f"plan revise {run.id} FILE", resume_command_after_gate(run, tools=tools)
+    return tr("`{revise}` submits a new version; `{resume}` asks about this one again", revise=revise, resume=resume)
 
 
 async def approval_state_of(
@@ -221,53 +232,105 @@ async def states_of(runs: Sequence[PlanRun], store: "PlanStore", settings: Setti
 def listed_state(run: PlanRun, gates: Sequence[Gate], state: ApprovalState | None) -> ListedState:
     """Return how `run` ended, or what it waits for. `gates` are its open gates. `state` is read only if it is pending and has none."""
     if run.completed_at is None and gates:
-        of_step = f"at {gate_place(gates[0])}" if len(gates) == 1 else f"at {len(gates)} gates"
-        place = "for approval" if gates[0].step_id is None else of_step
+        waits = tr("Waiting for approval")
+        if gates[0].step_id is not None:
+            waits = tr("Waiting at {gate}", gate=gate_place(gates[0]))
+            waits = waits if len(gates) == 1 else tr("Waiting at {count} gates", count=len(gates))
         is_unattended = all(gate.attended is False and not gate.is_released for gate in gates)
-        return ListedState(f"Waiting {place}" + (" (no process waits)" if is_unattended else ""), is_waiting=True)
+        return ListedState(waits + (tr(" (no process waits)") if is_unattended else ""), is_waiting=True)
     if run.status is PlanStatus.PENDING_APPROVAL and state is not None:
         answer = state.requested_changes or state.answer
         if state.stale is not None:
-            parts = ["the approval is stale"]
+            parts = [tr("the approval is stale")]
         elif answer is None:
-            parts = ["nobody was asked" if state.is_needed else "needs no approval", "not resumed yet"]
+            parts = [tr("nobody was asked") if state.is_needed else tr("needs no approval"), tr("not resumed yet")]
         else:
-            parts = [*(state.unapplied[:3] or [ANSWERED[answer.decision]]), "not resumed yet"]
-        return ListedState(f"Waiting ({', '.join(parts)})", is_waiting=True)
+            parts = [*(state.unapplied[:3] or [answered_in_words(answer.decision)]), tr("not resumed yet")]
+        return ListedState(tr("Waiting ({why})", why=", ".join(parts)), is_waiting=True)
     if run.outcome is None and run.status is PlanStatus.EXECUTING:
-        return ListedState("Running" + (f" ({one_line(run.message)})" if run.message else ""))  # it waits for a run window or a key
+        return ListedState(tr("Running") + (f" ({one_line(run.message)})" if run.message else ""))  # it waits for a run window or a key
     needs_person = run.outcome in (RunOutcome.INTERRUPTED, RunOutcome.UNKNOWN_OUTCOME)
-    return ListedState(run.outcome_text if run.outcome is not None else run.status.capitalize(), is_waiting=needs_person)
+    return ListedState(_outcome_in_words(run), is_waiting=needs_person)
+
+
+_OUTCOMES: Mapping[RunOutcome, str] = {
+    RunOutcome.COMPLETED: later("Completed"),
+    RunOutcome.FAILED: later("Failed"),
+    RunOutcome.PARTIAL: later("Partial"),
+    RunOutcome.ROLLED_BACK: later("RolledBack"),
+    RunOutcome.ROLLBACK_INCOMPLETE: later("RollbackIncomplete"),
+    RunOutcome.CANCELLED: later("Cancelled"),
+    RunOutcome.REJECTED: later("Rejected"),
+    RunOutcome.EXPIRED: later("Expired"),
+    RunOutcome.TIMED_OUT: later("TimedOut"),
+    RunOutcome.INTERRUPTED: later("Interrupted"),
+    RunOutcome.UNKNOWN_OUTCOME: later("UnknownOutcome"),
+}
+
+
+def _outcome_in_words(run: PlanRun) -> str:
+    """Return how `run` ended, with the reason that its outcome hides, or its status if it has not ended."""
+    if run.outcome is None:
+        return run.status.capitalize()
+    return tr(_OUTCOMES[run.outcome]) + run.outcome_text.removeprefix(run.outcome)
 
 
 def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labels: "Mapping[Unit, str]") -> str:
-    step = "" if row.step_id is None else f" step {prose(call_name(row.step_id, row.item, labels.get((row.step_id, row.item))))}"
-    answered = f"{'answered' if row.result is not None else ANSWERED[row.decision]}{step} by "
+    answered, note = answered_in_words(row.decision, is_question=row.result is not None), _note_suffix(row.note)
+    if row.step_id is not None:
+        step = prose(call_name(row.step_id, row.item, labels.get((row.step_id, row.item))))
+        answered = tr("{answered} step {step}", answered=answered, step=step)
+    who = f"{prose(row.by)} ({row.known_by})"
     if row.standing_id is None:
-        return f"{answered}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_note_suffix(row.note)}"
-    given = standing.get(row.standing_id)
-    given_by = f", which {prose(row.by)} ({row.known_by}) gave" + (f" at {moment(given.at)}" if given is not None else "")
-    of_plan = f" of {prose(given.name)}" if given is not None else ""
-    return f"{answered}the standing approval `{row.standing_id}`{of_plan}{given_by}; used at {moment(row.at)}{_note_suffix(row.note)}"
+        return tr("{answered} by {who} at {when}", answered=answered, who=who, when=moment(row.at)) + note
+    given, used = standing.get(row.standing_id), moment(row.at)
+    if given is None:
+        by = tr("{answered} by the standing approval `{id}`, which {who} gave", answered=answered, id=row.standing_id, who=who)
+    else:
+        by = tr(
+            "{answered} by the standing approval `{id}` of {plan}, which {who} gave at {when}",
+            answered=answered,
+            id=row.standing_id,
+            plan=prose(given.name),
+            who=who,
+            when=moment(given.at),
+        )
+    return tr("{answered}; used at {when}", answered=by, when=used) + note
+
+
+def answered_in_words(decision: Decision, *, is_question: bool = False) -> str:
+    """Return the verb that reports an answer at a gate."""
+    return tr("answered") if is_question else tr(ANSWERED[decision])
 
 
 def _version_line(row: "Revision") -> str:
-    return f"version {row.number} was replaced by {prose(row.by)} at {moment(row.at)}{_note_suffix(row.note)}"
+    replaced = later("version {number} was replaced by {who} at {when}")
+    return tr(replaced, number=row.number, who=prose(row.by), when=moment(row.at)) + _note_suffix(row.note)
 
 
 def gate_line(gate: Gate, now: datetime) -> str:
     """Return a line of Markdown about an open gate: its question, since when and until when it waits, and who may answer."""
-    what = "of the plan" if gate.step_id is None else f"of step {prose(gate_place(gate))}"
-    since = f" since {moment(gate.opened_at)} ({age(now, gate.opened_at)})"
-    until = f", until {moment(gate.expires_at)} ({time_left(gate.expires_at, now)})" if gate.expires_at is not None else ""
-    asked = {
-        "approval": f"waits for an approval {what}",
-        "question": f"waits for an answer to the question {what}",
-        "outcome": f"waits for the outcome of step {prose(gate_place(gate))}",
-    }[gate.kind]
-    names = gate.gate_policy.approvers
-    who = "" if names is None else f"; only {listed([prose(name) for name in names], 5) or 'nobody'} may answer"
-    return f"**{asked}**{since}{until}{who}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
+    asked, names = _asked_in_words(gate), gate.gate_policy.approvers
+    since = tr("**{asked}** since {when} ({age})", asked=asked, when=moment(gate.opened_at), age=age(now, gate.opened_at))
+    if gate.expires_at is not None:
+        since += tr(", until {when} ({left})", when=moment(gate.expires_at), left=time_left(gate.expires_at, now))
+    if names is not None:
+        since += tr("; only {names} may answer", names=listed([prose(name) for name in names], 5) or tr("nobody"))
+    return f"{since}; {tr(RELEASED if gate.is_released else ATTENDED[gate.attended])}"
+
+
+def _asked_in_words(gate: Gate) -> str:
+    """Return what an open gate waits for."""
+    if gate.step_id is None:
+        return tr("waits for an approval of the plan")
+    place = prose(gate_place(gate))
+    match gate.kind:
+        case "approval":
+            return tr("waits for an approval of step {step}", step=place)
+        case "question":
+            return tr("waits for an answer to the question of step {step}", step=place)
+        case "outcome":
+            return tr("waits for the outcome of step {step}", step=place)
 
 
 def _note_suffix(note: str) -> str:
@@ -282,8 +345,8 @@ def caller_refusal(gate: Gate) -> str | None:
 def time_left(expires_at: datetime | None, now: datetime) -> str:
     """Return the time left to answer, in words."""
     if expires_at is None:
-        return "no limit"
-    return f"in {age(expires_at, now)}" if expires_at > now else "expired"
+        return tr("no limit")
+    return tr("in {time}", time=age(expires_at, now)) if expires_at > now else tr("expired")
 
 
 def age(later: datetime, earlier: datetime) -> str:

@@ -83,7 +83,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
 NO_FORM = "Prefect does not keep the form of this gate"
 """What a list of gates says of a gate that cannot be answered in Prefect's UI."""
 
-QUESTION_SUFFIXES: dict[GateKind, str] = {"approval": "", "question": ": a question", "outcome": ": how did it end?"}
+QUESTION_SUFFIXES: dict[GateKind, str] = {"approval": "", "question": ": a question", "outcome": ": did it take effect?"}
 """What a list of gates adds to the step of a gate, by what the gate asks for."""
 
 

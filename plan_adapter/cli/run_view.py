@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import age
 from plan_adapter.cli.output import Line
-from plan_adapter.model.readable import duration, moment
+from plan_adapter.model.language import tr
+from plan_adapter.model.readable import counted
 from plan_adapter.model.record import MIN_END_CHARACTERS
-from plan_adapter.text.run_facts import ASCII_SHAPES, NOTHING_LEFT, SHAPES, ItemFacts, Mark, RunAccount, StepFacts
+from plan_adapter.text.commands import ANY_RESOLUTION, resolutions_in_words
+from plan_adapter.text.run_facts import ASCII_SHAPES, NOTHING_LEFT, SHAPES, ItemFacts, Mark, RunAccount, StepFacts, started_text
 
 STYLES: Mapping[Mark, str] = {
     Mark.DONE: "green",
@@ -55,7 +57,7 @@ class _RunView:
     def head(self) -> Iterator[Line]:
         """Yield what a person needs at once."""
         facts = self._facts
-        ended = f", {age(self._run.now, facts.ended_at)} ago" if facts.ended_at is not None else ""
+        ended = tr(", {age} ago", age=age(self._run.now, facts.ended_at)) if facts.ended_at is not None else ""
         yield Line(f"{self._marks[facts.mark]} {self._run.state}: {facts.full_name}{ended}", style=f"bold {STYLES[facts.mark]}")
         if facts.cause is not None:
             yield Line(facts.cause, indent=2)
@@ -66,35 +68,34 @@ class _RunView:
         for left in facts.left_behind:
             yield Line(left.text(SHOWN_CALLS), indent=2, style=STYLES[Mark.UNKNOWN])
         if facts.is_undone:
-            yield Line(NOTHING_LEFT, indent=2)
+            yield Line(tr(NOTHING_LEFT), indent=2)
         if self._run.next_text is not None:
             yield from self._next(self._run.next_text)
 
     def _next(self, text: str) -> Iterator[Line]:
         """Yield what to type: in a file the whole hint, on a terminal each command on a line of its own, short enough to read and copy."""
         if not sys.stdout.isatty():
-            yield Line(f"next: {text}", indent=2, style="bold")
+            yield Line(tr("next: {what}", what=text), indent=2, style="bold")
             return
         text = text.removeprefix(f"{self._facts.cause}: ")  # which stands above
         first, *rest = _COMMAND.split(text.replace(self._facts.id, self._facts.id[-MIN_END_CHARACTERS:]))
-        yield Line(f"next: {first.rstrip(' ,;:')}".rstrip(), indent=2, style="bold")
+        yield Line(tr("next: {what}", what=first.rstrip(" ,;:")).rstrip(), indent=2, style="bold")
         for command, after in zip(rest[::2], rest[1::2], strict=True):
             inside = re.match(r" \(([^()]*)\)", after)
             about = inside[1] if inside is not None else after.partition(";")[0] if after.startswith(" ") else ""
             if command.startswith("plan resume ") and not about.strip():
-                about = "then continues the run here"
-            yield Line(command + (f"  # {about.strip()}" if about.strip() else ""), indent=4, style="bold")
+                about = tr("then continues the run here")
+            for typed, effect in _answers(command, about.strip()):
+                yield Line(typed + (f"  # {effect}" if effect else ""), indent=4, style="bold")
 
     def about(self) -> Iterator[Line]:
         """Yield when, by whom, with what and approved by whom."""
         facts = self._facts
-        by = f" by {facts.requested_by}" if facts.requested_by else ""
-        started = f", started {moment(facts.started_at)}{by}" if facts.started_at is not None else f"{by}, not started"
-        took = f", took {duration(facts.duration_ms)}" if facts.started_at is not None and facts.ended_at is not None else ""
         yield Line("")
-        yield Line(f"run {facts.id}{started}{took}", indent=2, style="dim")
+        yield Line(f"{tr('run {id}', id=facts.id)}, {started_text(facts)}", indent=2, style="dim")
         if facts.inputs:
-            yield Line("inputs: " + "; ".join(f"{name}={value}" for name, value in facts.inputs.items()), indent=2, style="dim")
+            given = "; ".join(f"{name}={value}" for name, value in facts.inputs.items())
+            yield Line(tr("inputs: {inputs}", inputs=given), indent=2, style="dim")
         for text in self._run.approvals[-SHOWN_APPROVALS:]:
             yield Line(text, indent=2, style="dim")
 
@@ -106,7 +107,7 @@ class _RunView:
 
     def _step(self, step: StepFacts, width: int) -> Iterator[Line]:
         indent = 2 * step.depth
-        what = step.detail or ("running" if step.mark is Mark.RUNNING else step.what)
+        what = step.detail or (tr("running") if step.mark is Mark.RUNNING else step.what)
         style = "" if step.mark is Mark.DONE else STYLES[step.mark]
         yield Line(what, indent=indent, label=step.id, width=width, mark=(self._marks[step.mark], STYLES[step.mark]), style=style)
         order = sorted(step.items, key=lambda item: item.mark is Mark.DONE) if len(step.items) > SHOWN_ITEMS else step.items
@@ -116,7 +117,9 @@ class _RunView:
         if len(order) > SHOWN_ITEMS:
             rest = order[SHOWN_ITEMS:]
             done = sum(item.mark is Mark.DONE for item in rest)
-            yield Line(f"{len(rest)} more items, {done} of them done", indent=indent + 4, style="dim")
+            yield Line(
+                tr("{items}, {count} of them done", items=counted(len(rest), "more item"), count=done), indent=indent + 4, style="dim"
+            )
 
     def _item(self, item: ItemFacts, indent: int, width: int) -> Line:
         mark, style = (self._marks[item.mark], STYLES[item.mark]), "" if item.mark is Mark.DONE else STYLES[item.mark]
@@ -127,7 +130,16 @@ class _RunView:
         for text in self._run.notes:
             yield Line(text, indent=2)
         yield Line("")
-        yield Line(f"{self._facts.progress}; `--all` shows parameters, results and every attempt", style="dim")
+        more = tr("`--all` shows parameters, results and every attempt")
+        yield Line(f"{self._facts.progress}; {more}", style="dim")
+
+
+def _answers(command: str, about: str) -> list[tuple[str, str]]:
+    """Return a command with what it does. One that takes an answer about an unknown outcome becomes one command for each answer."""
+    if ANY_RESOLUTION not in command:
+        return [(command, about)]
+    answers = resolutions_in_words(is_rollback="--rollback" in command)
+    return [(command.replace(ANY_RESOLUTION, answer), effect) for answer, effect in answers.items()]
 
 
 def _column(names: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from prefect.input import RunInput
 from pydantic import ConfigDict, Field, JsonValue, create_model
 
 from plan_adapter.model.approvals import Answer, ApprovalRequest, Decision, GateKind, GatePolicy, Resolution
+from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.options import Input
 from plan_adapter.model.readable import call_name, counted, one_line, prose
 from plan_adapter.model.values import refuse_constant
@@ -33,7 +34,8 @@ MAX_TEXT_CHARACTERS = 100_000
 ARTIFACT = "plan-to-approve"
 """The key of the artifact that holds the full text of a plan gate, with its picture."""
 
-_FOLD = "<details><summary><b>All details: read them before you answer</b></summary>"
+_ALL_DETAILS = later("All details: read them before you answer")
+_FOLD = "<details><summary><b>{}</b></summary>"
 
 _NO_ANSWER_HERE = "an answer as described above (this page takes none)"
 """The name of a property that no answer can have. Prefect's UI shows it when it refuses one."""
@@ -81,7 +83,7 @@ def build_form(request: ApprovalRequest, *, takes_codes: bool = True, decision: 
         **({"result": (str, _result_field())} if request.kind == "outcome" and "result" in request.fields else {}),
         "approver": (str, _approver_field(request.gate_policy)),
         **_proof_fields(request.gate_policy, command=f"plan {_SIGN_COMMANDS[request.kind]} --sign", takes_codes=takes_codes),
-        "note": (str, _note_field("How you know." if request.kind == "outcome" else None)),
+        "note": (str, _note_field(tr("How you know.") if request.kind == "outcome" else None)),
     }
     return create_model("Outcome" if request.kind == "outcome" else "Answer", __base__=Form, **fields)
 
@@ -96,16 +98,18 @@ def decision_field(digest: str, first_digest: str) -> str:
 
 
 def _decision_field(kind: GateKind) -> Any:
+    press = tr("Give your name below, then press Resume or Submit.")
     if kind == "approval":
-        return Field(title="Decision", description="For request_changes, say in the note what to change.")
+        return Field(title=tr("Decision"), description=f"{press} {tr('For request_changes, say in the note what to change.')}")
     if kind == "question":
-        return Field(default="answer", title="Decision", description="With reject the run ends, whatever the other fields say.")
-    return Field(title="How it ended")
+        reject = tr("With reject the run ends, whatever the other fields say.")
+        return Field(default="answer", title=tr("Decision"), description=f"{press} {reject}")
+    return Field(title=tr("Your answer"), description=press)
 
 
 def _result_field() -> Any:
-    description = 'With done: what the call returned, as JSON (text in quotes: "v3"). Leave it empty for none.'
-    return Field(default="", max_length=MAX_RESULT_CHARACTERS, title="Result", description=description)
+    description = tr('With done: what the call returned, as JSON (text in quotes: "v3"). Leave it empty for none.')
+    return Field(default="", max_length=MAX_RESULT_CHARACTERS, title=tr("Result"), description=description)
 
 
 def _fields_of_question(request: ApprovalRequest) -> dict[str, Input]:
@@ -135,7 +139,7 @@ def notice_schema() -> dict[str, JsonValue]:
 
 
 def _note_field(description: str | None = None) -> Any:
-    return Field(default="", max_length=MAX_NOTE_CHARACTERS, title="Note", description=description)
+    return Field(default="", max_length=MAX_NOTE_CHARACTERS, title=tr("Note"), description=description)
 
 
 def form_description(request: ApprovalRequest, *, refused: str | None = None, takes_codes: bool = True) -> str:
@@ -144,19 +148,22 @@ def form_description(request: ApprovalRequest, *, refused: str | None = None, ta
     Prefect's newer UI folds the rest, so that `decision` stays in view. The older UI shows it in a scrolling box.
     """
     first, rest = split_text(_truncate(without_picture(request.text), request))
-    parts = [first, *([_FOLD, rest, "</details>"] if rest else [])]
+    parts = [first, *([_FOLD.format(tr(_ALL_DETAILS)), rest, "</details>"] if rest else [])]
     if not takes_codes:
-        parts.insert(0, f"**This form does not accept one-time codes.** {open_form_notice(request)}")
+        parts.insert(0, f"**{tr('This form does not accept one-time codes.')}** {open_form_notice(request)}")
     if refused:
-        consequence = "Nothing has run" if request.step_id is None else "This call was not made"
-        consequence = "Nothing was decided" if request.kind != "approval" else consequence
-        parts.insert(0, f"**The last answer was refused:** {prose(refused).rstrip('.')}. **{consequence}; please answer again.**")
+        consequence = tr("Nothing has run") if request.step_id is None else tr("This call was not made")
+        consequence = tr("Nothing was decided") if request.kind != "approval" else consequence
+        why = tr("**The last answer was refused:** {why}.", why=prose(refused).rstrip("."))
+        parts.insert(0, f"{why} **{tr('{consequence}; please answer again.', consequence=consequence)}**")
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
 def without_folding(description: str) -> str:
     """Return a text made by `form_description` without the marks that fold it, for a terminal."""
-    return description.replace(f"\n{_FOLD}\n\n", "\n").replace("\n\n</details>\n", "\n")
+    for text in in_all_languages(_ALL_DETAILS):
+        description = description.replace(f"\n{_FOLD.format(text)}\n\n", "\n")
+    return description.replace("\n\n</details>\n", "\n")
 
 
 def parse_answer(submitted: object, kind: GateKind = "approval", fields: Collection[str] = ()) -> Answer:
@@ -241,7 +248,7 @@ def _approver_field(gate_policy: GatePolicy) -> Any:
         min_length=1,
         max_length=MAX_NAME_CHARACTERS,
         pattern=r"\S",
-        title="Your name",
+        title=tr("Your name"),
         json_schema_extra={"enum": cast("list[Any]", listed)} if listed else None,
     )
 
@@ -255,18 +262,20 @@ def _proof_fields(gate_policy: GatePolicy, *, command: str, takes_codes: bool) -
         code = Field(
             default=_REQUIRED if is_only_proof else "",
             pattern=r"^[0-9]{6}$" if is_only_proof else r"^([0-9]{6})?$",
-            title="One-time code",
-            description="The six digits that your authenticator app shows now.",
+            title=tr("One-time code"),
+            description=tr("The six digits that your authenticator app shows now."),
         )
         fields["code"] = (str, code)
     if "ssh_signature" in known_by:
         is_only_proof = known_by == ("ssh_signature",)
+        filled = tr("`{command}` fills it in and answers here.", command=command)
+        optional = tr("`{command}` fills it in; leave it empty in the browser.", command=command)
         signature = Field(
             default=_REQUIRED if is_only_proof else "",
             min_length=1 if is_only_proof else None,
             max_length=MAX_SIGNATURE_CHARACTERS,
-            title="SSH signature",
-            description=f"`{command}` fills it in" + (" and answers here." if is_only_proof else "; leave it empty in the browser."),
+            title=tr("SSH signature"),
+            description=filled if is_only_proof else optional,
         )
         fields["signature"] = (str, signature)
     return fields
@@ -283,8 +292,11 @@ def _truncate(text: str, request: ApprovalRequest) -> str:
         kept += f"\n{fence}"
     rest = counted(len(text) - len(kept), "character")
     command_text = f"`{show_command(request)}`"
-    places = command_text if request.step_id is not None else f"{command_text}, or the artifact `{ARTIFACT}` of this flow run"
-    return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you answer: {places}."
+    places = command_text
+    if request.step_id is None:
+        places = tr("{command}, or the artifact `{artifact}` of this flow run", command=command_text, artifact=ARTIFACT)
+    cut = tr("**Cut here: {characters} more.** Read all of it before you answer: {places}.", characters=rest, places=places)
+    return f"{kept}\n\n{cut}"
 
 
 def _open_fence(text: str) -> str | None:

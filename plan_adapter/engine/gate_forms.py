@@ -419,8 +419,16 @@ async def answer_form(form: OpenForm, answer: Answer) -> None:
                 f"the gate of `{one_line(form.name)}` accepts no {method} in its form; answer without it, or on a machine with the store"
             )
             raise RunConflictError(message)
+    if "result" in values and form.kind == "outcome" and not await _takes_result(form):
+        raise RunConflictError("no step uses the result of this call, so its form takes none: answer without a result")
     async with _client() as client:
         await _submit(client, form, values)
+
+
+async def _takes_result(form: OpenForm) -> bool:
+    """Return whether the form of an unknown outcome has a field for what the call returned."""
+    found = await _read_part(form.flow_run_id, form.keyset, "schema")
+    return found is None or "result" in found["properties"]
 
 
 async def form_text(form: OpenForm) -> str:

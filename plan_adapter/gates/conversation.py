@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 
 from pydantic import JsonValue
 
+from plan_adapter.model.language import tr
 from plan_adapter.model.options import Input
 from plan_adapter.model.readable import as_text, is_secret_name, one_line, visible
 from plan_adapter.validation.inputs import limits_in_words, read_values, type_in_words
@@ -178,7 +179,8 @@ async def ask_fields(fields: Mapping[str, Input], conversation: Conversation) ->
     """Return the answer to a question, asked field by field, or None at the end of the input. An empty line takes the default."""
     texts = dict[str, str]()
     for name, definition in fields.items():
-        text = await ask_value(name, definition, conversation, empty=f"`plan answer RUN STEP {name}=` gives one")
+        empty = tr("`{command}` gives one", command=f"plan answer RUN STEP {name}=")
+        text = await ask_value(name, definition, conversation, empty=empty)
         if text is None:
             return None
         if text:
@@ -204,7 +206,7 @@ async def ask_value(name: str, definition: Input, conversation: Conversation, *,
             hint = f"; {problem.hint}" if problem.hint and problem.hint != definition.description else ""
             conversation.say(f"  {problem.message}{hint}")
         if not problems:
-            conversation.say(f"  an empty text is not accepted here; {empty}")
+            conversation.say("  " + tr("an empty text is not accepted here; {hint}", hint=empty))
     return None
 
 
@@ -217,7 +219,7 @@ def _field_lines(name: str, definition: Input, choices: Mapping[str, str]) -> It
     if limits := list(limits_in_words(definition)):
         yield f"  {', '.join(limits)}"
     if not definition.is_required:
-        yield f"  default: {one_line(as_text(definition.default))}"
+        yield "  " + tr("default: {value}", value=one_line(as_text(definition.default)))
     for key, text in choices.items():
         yield f"  {one_line(text)}" if key == text else f"  {key}) {one_line(text)}"
 

@@ -11,8 +11,9 @@ from plan_adapter.gates.approval import answer_to, os_user, refusal
 from plan_adapter.gates.conversation import Conversation, ask_fields
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Resolution
+from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.readable import call_name, moment, one_line, plain, visible
-from plan_adapter.text.commands import answer_command, show_command
+from plan_adapter.text.commands import answer_command, resolutions_in_words, show_command
 from plan_adapter.text.gate_text import IRREVERSIBLE, without_picture
 
 SHOWN_LINES = 50
@@ -26,17 +27,18 @@ def gate_summary(request: ApprovalRequest) -> str:
     lines = plain(compact).split("\n") if compact else []
     shown, rest = lines[:SHOWN_LINES], lines[SHOWN_LINES:]
     if rest:
-        shown += [line for line in rest if IRREVERSIBLE in line.casefold()]
-        command = f", as does `{show_command(request)}`" if is_approval else ""
-        shown.append(f"… {len(rest)} more lines; v shows all of it{command}")
+        shown += [line for line in rest if any(text in line.casefold() for text in in_all_languages(IRREVERSIBLE))]
+        more = tr("… {count} more lines; v shows all of it", count=len(rest))
+        shown.append(more + (tr(", as does `{command}`", command=show_command(request)) if is_approval else ""))
     if not lines:
-        call = f", step {call_name(request.step_id, request.item, request.label, kind=request.call_kind)}" if request.step_id else ""
+        name = call_name(request.step_id, request.item, request.label, kind=request.call_kind) if request.step_id else ""
+        call = tr(", step {name}", name=name) if name else ""
         shown.append(one_line(f"{request.name}{call}: {request.description}"))
     shown.append("")
     if request.expires_at is not None:
-        shown.append(f"waiting for an answer until {moment(request.expires_at)}")
+        shown.append(tr("waiting for an answer until {when}", when=moment(request.expires_at)))
     if is_approval:
-        shown.append(f"approval digest: `{request.approval_digest}`")
+        shown.append(tr("approval digest: `{digest}`", digest=request.approval_digest))
     return visible("\n".join(shown))
 
 
@@ -54,26 +56,17 @@ Edit: TypeAlias = Callable[[ApprovalRequest, Conversation], Awaitable[bool]]
 
 NO_ANSWER = "no answer: the input ended"
 
+_VIEW_ALL = later("view everything that you are asked about")
 _APPROVAL_HELP = {
-    "y": "yes: run exactly this, once",
-    "n": "no: run none of it; you can say why",
-    "v": "view everything that you are asked about",
-    "e": "edit the plan in your editor; you are then asked about the new version",
+    "y": later("yes: run exactly this, once"),
+    "n": later("no: run none of it; you can say why"),
+    "v": _VIEW_ALL,
+    "e": later("edit the plan in your editor; you are then asked about the new version"),
 }
-
-
 _QUESTION_HELP = {
-    "a": "answer, field by field",
-    "r": "reject: end the run; you can say why",
-    "v": "view everything that you are asked about",
-}
-
-
-_OUTCOME_HELP = {
-    "done": "it was done: the call is not repeated; if a step uses its result, you are asked for it",
-    "again": "it was not done: the call is repeated",
-    "abort": "end the run here, as cancelled",
-    "v": "view everything that you are asked about",
+    "a": later("answer, field by field"),
+    "r": later("reject: end the run; you can say why"),
+    "v": _VIEW_ALL,
 }
 
 
@@ -110,7 +103,7 @@ class TerminalApprover:
             return await _wait_forever()
         if self._is_alone:
             return self._approval(request, approve=False, note=NO_ANSWER)
-        conversation.say("the input has ended here; answer in the form or with `plan approve`")
+        conversation.say(tr("the input has ended here; answer in the form or with `{command}`", command="plan approve"))
         return await _wait_forever()
 
     async def ask_outcome(self, request: ApprovalRequest) -> Answer | None:
@@ -119,53 +112,61 @@ class TerminalApprover:
         async with conversation.turn:
             with conversation.foreground():
                 self._show_request(request)
-                question = f"How did {step_name(request)} end? Your answer as {self._user}: done, again, abort, [v]iew, [?] "
+                asked = tr("Did {call} take effect? Your answer as {user}:", call=step_name(request), user=self._user)
+                question = f"{asked} done, again, abort, {tr('[v]iew, [?]')} "
                 while (reply := await conversation.ask(question, drop_typeahead=True)) is not None:
                     if reply.casefold() in ("done", "again", "abort"):
                         return await self._ask_details(cast("Resolution", reply.casefold()), takes_result="result" in request.fields)
                     if reply.casefold() in ("v", "view"):
                         conversation.say(plain(without_picture(request.text)))
                     else:
-                        conversation.say("\n".join(f"  {key:5}  {text}" for key, text in _OUTCOME_HELP.items()))
+                        answers = resolutions_in_words(is_rollback=request.call_kind == "rollback")
+                        keys = {**answers, "v": tr(_VIEW_ALL)}
+                        conversation.say("\n".join(f"  {key:5}  {text}" for key, text in keys.items()))
         if not self._is_alone:
-            conversation.say("the input has ended here; answer in the form or with `plan resolve`")
+            conversation.say(tr("the input has ended here; answer in the form or with `{command}`", command="plan resolve"))
         return None
 
     async def _ask_details(self, resolution: Resolution, *, takes_result: bool) -> Answer | None:
         result: JsonValue = None
         while resolution == "done" and takes_result:
-            text = await self._conversation.ask("What did it return? (JSON, empty for none) ")
+            text = await self._conversation.ask(tr("What did it return? (JSON, empty for none)") + " ")
             if text is None:
                 return None
             try:
                 result = json.loads(text) if text else None
                 break
             except ValueError as error:
-                self._conversation.say(f'that is not JSON ({error}); put quotes around a text, as in "v3"')
-        note = await self._conversation.ask("How do you know? (one line, may be empty) ")
+                self._conversation.say(tr('that is not JSON ({error}); put quotes around a text, as in "v3"', error=error))
+        note = await self._conversation.ask(tr("How do you know? (one line, may be empty)") + " ")
         return None if note is None else Answer(resolution, self._user, note=note, channel="os_user", result=result)
 
     def _show_request(self, request: ApprovalRequest) -> None:
         say = self._conversation.say
         if request.refused is not None:
-            say(f"your answer was refused: {request.refused}")
+            say(tr("your answer was refused: {why}", why=request.refused))
             return
         say("\n" + gate_summary(request))
         if request.kind == "outcome":
             reason = refusal(request.gate_policy, identity_of_account(), decision="reject")
             if reason is not None:
-                say(f"you cannot answer here: {reason}; {_proof_hint(request)}")
+                say(tr("you cannot answer here: {why}; {hint}", why=reason, hint=_proof_hint(request)))
             return
         reason = refusal(request.gate_policy, identity_of_account(), decision="approve")
         if reason is not None:
-            say(f"you cannot {'answer' if request.kind == 'question' else 'approve it'} here: {reason}; {_proof_hint(request)}")
+            cannot = later("you cannot answer here: {why}; {hint}")
+            if request.kind != "question":
+                cannot = later("you cannot approve it here: {why}; {hint}")
+            say(tr(cannot, why=reason, hint=_proof_hint(request)))
 
     def _prompt(self, request: ApprovalRequest) -> str:
         if request.kind == "question":
-            return f"{step_name(request)} asks you, {self._user}: [a]nswer, [r]eject, [v]iew, [?] "
-        what = "this plan" if request.step_id is None else f"step {step_name(request)} with these parameters"
-        words = ["[y]es", "[n]o", "[v]iew", *(["[e]dit"] if self._may_edit(request) else []), "[?]"]
-        return f"Approve {what} as {self._user}? {', '.join(words)} "
+            return tr("{call} asks you, {user}: [a]nswer, [r]eject, [v]iew, [?]", call=step_name(request), user=self._user) + " "
+        asked = tr("Approve this plan as {user}?", user=self._user)
+        if request.step_id is not None:
+            asked = tr("Approve step {call} with these parameters as {user}?", call=step_name(request), user=self._user)
+        keys = tr("[y]es, [n]o, [v]iew, [e]dit, [?]") if self._may_edit(request) else tr("[y]es, [n]o, [v]iew, [?]")
+        return f"{asked} {keys} "
 
     async def _handle_reply(self, reply: str, request: ApprovalRequest) -> Approval | None:
         """Return the answer that the typed `reply` gives, or None if it is not an answer yet."""
@@ -176,7 +177,7 @@ class TerminalApprover:
         if not is_question and reply in ("y", "yes"):
             return self._approval(request, approve=True)
         if reply in (("r", "reject") if is_question else ("n", "no")):
-            note = await conversation.ask("Why not? (one line, may be empty) ")
+            note = await conversation.ask(tr("Why not? (one line, may be empty)") + " ")
             return self._approval(request, approve=False, note=note or "")
         if reply in ("v", "view"):
             conversation.say(plain(without_picture(request.text)))
@@ -185,7 +186,7 @@ class TerminalApprover:
                 return await _wait_forever()  # this gate is closed now, and the next one asks
         else:
             keys = _QUESTION_HELP if is_question else _APPROVAL_HELP
-            conversation.say("\n".join(f"  {key}  {text}" for key, text in keys.items() if key != "e" or self._may_edit(request)))
+            conversation.say("\n".join(f"  {key}  {tr(text)}" for key, text in keys.items() if key != "e" or self._may_edit(request)))
         return None
 
     def _may_edit(self, request: ApprovalRequest) -> bool:
@@ -202,7 +203,7 @@ def step_name(request: ApprovalRequest) -> str:
 
 
 def _proof_hint(request: ApprovalRequest) -> str:
-    return f"use `{answer_command(request)}` with --sign or --code"
+    return tr("use `{command}` with --sign or --code", command=answer_command(request))
 
 
 async def _wait_forever() -> Approval:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, SecretStr, TypeAdapter, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from plan_adapter.model.language import Language
 from plan_adapter.model.options import Effect, KnownBy
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high"]
@@ -26,6 +27,9 @@ class Settings(BaseSettings):
 
     database_url: str | None = None
     """SQLAlchemy URL of the store: sqlite or postgresql, with or without a driver. None: a SQLite file in `home`."""
+
+    language: Language | None = None
+    """The language of gates, forms, `plan show` and reports: en or zh. A plan can set its own. None: that of the locale, else English."""
 
     tools: Annotated[tuple[str, ...], NoDecode] = ()
     """Import strings `package.module:name` of tools or registries for the command line."""

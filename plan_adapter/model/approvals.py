@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 
 from pydantic import JsonValue
 
+from plan_adapter.model.language import later
 from plan_adapter.model.options import CallKind, Expiry, Input
 
 Resolution: TypeAlias = Literal["done", "again", "abort"]
@@ -21,7 +22,11 @@ OperatorRequestKind: TypeAlias = Literal["skip", "run_from", "rollback"]
 Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
 """An answer at a gate. Each closes its gate; only `approve` lets anything run."""
 
-ANSWERED: Mapping[Decision, str] = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}
+ANSWERED: Mapping[Decision, str] = {
+    "approve": later("approved"),
+    "reject": later("rejected"),
+    "request_changes": later("changes requested"),
+}
 """The verb that reports an answer, by decision."""
 
 GateKind: TypeAlias = Literal["approval", "question", "outcome"]

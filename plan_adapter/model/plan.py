@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Type
 from pydantic import BaseModel, Field, JsonValue, PrivateAttr, ValidationError, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 from uuid_utils import uuid7
 
+from plan_adapter.model.language import Language
 from plan_adapter.model.options import (
     EFFECTS,
     ApprovalPolicy,
@@ -127,6 +128,10 @@ RUNNER_DESCRIPTION = (
     "The default is the process of the run."
 )
 
+LANGUAGE_DESCRIPTION = (
+    "The language of the gates and forms of a run: `en` or `zh`. The default is that of the process that runs it. "
+    "Names, descriptions and values stay as they are written."
+)
 RUN_NAME_DESCRIPTION = (
     "The name of the flow run in Prefect: a text with `${{ inputs… }}`, cut to 200 characters. By default it is the name of the plan and "
     "the beginning of the run's id."
@@ -466,6 +471,7 @@ class ExecutionPlan(PlanPart):
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, unless their step says otherwise.")
     outputs: dict[str, JsonValue] = Field(default_factory=dict, description="The results of a run, by name. They may contain `${{ }}`.")
     run_name: str | None = Field(default=None, description=RUN_NAME_DESCRIPTION, json_schema_extra={"minLength": 1})
+    language: Language | None = Field(default=None, description=LANGUAGE_DESCRIPTION)
     tags: list[str] = Field(default_factory=list, description="Tags of the flow run.", json_schema_extra=TAGS_SCHEMA)
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Free-form notes about the plan. The engine ignores them.")
 

@@ -10,6 +10,8 @@ from functools import lru_cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from plan_adapter.model.language import tr, tr_counted
+
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
@@ -72,12 +74,13 @@ def moment(at: datetime | None) -> str:
 
 def counted(count: int, one: str, several: str = "") -> str:
     """Return `count` with its noun: `1 step`, `2 steps`. Pass `several` if the plural is not the noun with an s."""
-    return f"{count} {one if count == 1 else several or one + 's'}"
+    return tr_counted(count, one, several or one + "s")
 
 
 def listed(texts: Sequence[str], most: int) -> str:
     """Return the first `most` texts, joined with commas, and how many more there are."""
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    shown = ", ".join(texts[:most])
+    return tr("{names} and {count} more", names=shown, count=len(texts) - most) if len(texts) > most else shown
 
 
 def visible(text: str) -> str:

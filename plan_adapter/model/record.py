@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from plan_adapter.model.approvals import Approval, Resolution
 from plan_adapter.model.errors import RunFailedError
 from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.options import CallKind, Effect
 from plan_adapter.model.plan import ASK, GOAL
 from plan_adapter.model.readable import call_name, duration
@@ -259,8 +260,8 @@ class PlanSummary:
 def _noun_of(group: StepRun) -> str:
     """Return what the items of `group` are called: by the group's id if that is a plural, as in `nodes`."""
     if len(group.items) == 1:
-        return f"item of {group.id}"
-    return group.id if group.id.endswith("s") else f"items of {group.id}"
+        return tr("item of {group}", group=group.id)
+    return group.id if group.id.endswith("s") else tr("items of {group}", group=group.id)
 
 
 def _count_in_words(ends: Sequence[GroupItem], noun: str, unknown: Collection[str] = ()) -> str:
@@ -271,12 +272,13 @@ def _count_in_words(ends: Sequence[GroupItem], noun: str, unknown: Collection[st
     done = [end for end in ends if end.status is StepStatus.COMPLETED]
     undone = sum(end.rolled_back for end in done)
     ways = Counter(_UNKNOWN if end.label in unknown else _way_of(end) for end in ends if end.status is not StepStatus.COMPLETED)
-    others = [f"{ways[way]} {way}" for way in _WAYS if ways[way]]
-    return ", ".join([f"{len(done)} of {len(ends)} {noun} done", *([f"{undone} of them rolled back"] if undone else []), *others])
+    parts = [tr("{count} of {all} {noun} done", count=len(done), all=len(ends), noun=noun)]
+    parts += [tr("{count} of them rolled back", count=undone)] if undone else []
+    return ", ".join([*parts, *(f"{ways[way]} {tr(way)}" for way in _WAYS if ways[way])])
 
 
-_UNKNOWN = "with an unknown outcome"
-_WAYS = ("failed and rolled back", "failed", _UNKNOWN, "skipped", "running", "not started")
+_UNKNOWN = later("with an unknown outcome")
+_WAYS = (later("failed and rolled back"), later("failed"), _UNKNOWN, later("skipped"), later("running"), later("not started"))
 
 
 def _way_of(end: GroupItem) -> str:
@@ -438,7 +440,7 @@ class PlanRun:
         ]
         counted = [*steps, *(item for group in groups for item in group.items)]
         counts = Counter(end.status for end in counted)
-        parts = [(steps, "step" if len(steps) == 1 else "steps")] if steps or not groups else []
+        parts = [(steps, tr("step") if len(steps) == 1 else tr("steps"))] if steps or not groups else []
         parts += [(group.items, _noun_of(group)) for group in groups]
         unknown = {step.id for step in whole if step.outcome is Outcome.UNKNOWN}
         return PlanSummary(

@@ -23,6 +23,7 @@ from plan_adapter.local.secrets import SecretChain
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval, Gate, GatePolicy
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.language import language_of, speaking
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import PlanRun, RunContext
@@ -111,7 +112,8 @@ async def _close_plan_gates(run: PlanRun, store: PlanStore) -> None:
 
 async def open_detached_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
     """Open and return the gate of a run that no process waits at, ready for `plan approve`."""
-    draft = await _prepare_gate(bound, run, store, settings)
+    with speaking(language_of(bound.validated.plan.language, settings.language)):
+        draft = await _prepare_gate(bound, run, store, settings)
     gate = await store.gates.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
     await store.gates.leave(gate.id)
     return gate

@@ -11,6 +11,7 @@ from plan_adapter.gates.approval import approves_in_advance, refuse_operation
 from plan_adapter.local import telemetry
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.hooks import call_hook
+from plan_adapter.model.language import language_of, speaking
 from plan_adapter.model.plan import new_id
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunOutcome
@@ -50,7 +51,12 @@ class RunAction(Protocol):
 
 async def execute_session(session: RunSession, *, server: Server | None, action: RunAction | None = None) -> PlanRun:
     """Run `action` on a session, by default `execute_run`: as a flow run on `server`, or directly if `server` is None."""
-    action, run = action or execute_run, session.run
+    with speaking(language_of(session.bound.validated.plan.language, session.run_request.settings.language)):
+        return await _execute_session(session, server, action or execute_run)
+
+
+async def _execute_session(session: RunSession, server: Server | None, action: RunAction) -> PlanRun:
+    run = session.run
     session.store = session.store.patient(session.run_request.settings.store_patience_seconds)
     if server is None:
         return await action(session)

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from plan_adapter.model.goals import MODEL_ASKS
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.options import Effect, Question
 from plan_adapter.model.plan import Step
 from plan_adapter.model.readable import as_text, call_name, code, counted, duration, listed, moment, one_line, prose, words
 from plan_adapter.model.record import Attempt, GroupItem, StartedCommand
 from plan_adapter.model.rounds import RoundRecord
 from plan_adapter.model.status import StepStatus
-from plan_adapter.text.commands import resolve_command
+from plan_adapter.text.commands import resolutions_in_words, resolve_command
 from plan_adapter.text.gate_text import (
-    EFFECTS_SHOWN,
     HEIGHT,
     MAX_LISTED,
     MIN_CALL_HEIGHT,
@@ -25,6 +25,7 @@ from plan_adapter.text.gate_text import (
     ValueMask,
     description_section,
     digests_section,
+    effect_shown,
     expiry_sentence,
     first_calls,
     first_values,
@@ -46,7 +47,7 @@ from plan_adapter.text.gate_text import (
     worst_case_sentence,
 )
 from plan_adapter.text.listing import field_line, group_facts, label_of, labelled_facts, list_names
-from plan_adapter.text.plan_text import LIMIT_BYTES, last_line, order_section, size_of, steps_list
+from plan_adapter.text.plan_text import LIMIT_BYTES, MOST_COUNTED, last_line, order_section, size_of, steps_list
 from plan_adapter.text.preview import Predictions, RollbackPreview, facts_of, preview_inside, preview_rollback, worst_case_call_ms
 from plan_adapter.text.run_facts import short_result
 from plan_adapter.validation import BoundPlan
@@ -86,8 +87,10 @@ def step_gate_text(
     its result or error. `gated` are the steps that ask before they run. `nobody` says why nobody may answer, if nobody may.
     """
     validated = bound.validated
-    asks = _asking(bound, context, expiry_sentence(validated.plan, expires_ms, step, nobody=nobody, at=context.at))
-    heading = f"Approve {_called_in_words(step.id, item, label, of_items)}?"
+    waits = expiry_sentence(validated.plan, expires_ms, step, nobody=nobody, at=context.at)
+    named = step if step.ask is not None and validated.steps[step.id].goal is None else None  # a question has no name in its heading
+    asks = _asking(bound, context, waits, step=named)
+    heading = tr("Approve {name}?", name=_called_in_words(step.id, item, label, of_items))
     if step.inner:
         return _outer_gate_text(bound, step, parameters, heading, approval_digest, asks, notices, frozenset(gated), ended_items)
     known = _known_before(validated.dependencies[step.id], results or {}, ends or {})
@@ -96,26 +99,25 @@ def step_gate_text(
     if goal:
         short, is_whole = short_description(str(goal["goal"]))
         goal = {name: value for name, value in goal.items() if name != "goal" or not is_whole}
-        asks = f"Round {(item or 0) + 1} of the goal “{words(short)}{'' if is_whole else ' …'}”. {asks}"
+        goal_text = words(short) + ("" if is_whole else " …")
+        asks = f"{tr('Round {number} of the goal “{goal}”.', number=(item or 0) + 1, goal=goal_text)} {asks}"
         before = [*_goal_section(goal, rounds, ValueMask.of(bound, expressions=False)), *before]
         known = _seen_by_model(rounds)
     digests = digests_section(validated.digest, approval_digest=approval_digest)
     if step.ask is not None:
         mask = ValueMask.of(bound, expressions=False)
-        if not goal:
-            asks = asks.replace("A step of", f"The step {code(step.id)} of", 1)
         asked = _question_lines(step, step.ask, mask.redact("question", parameters["question"]))
         first = [*notice_lines(notices), *asked, " ".join([asks, *known]), ""]
         facts = _labelled_lines(step)
-        facts += [f"- may answer: {list_names(step.approvers, MAX_LISTED)}"] if step.approvers else []
-        about = ["### The question", "", *facts, ""] if facts else []
+        facts += [f"- {tr('may answer: {names}', names=list_names(step.approvers, MAX_LISTED))}"] if step.approvers else []
+        about = [f"### {tr('The question')}", "", *facts, ""] if facts else []
         return gate_document(first, [*about, *description_section(step.description), *redaction_note(mask), *before, *digests])
     secrets = sorted(validated.parameters[step.id].secrets)
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
     mask, undo_mask = ValueMask.of(bound, expressions=bool(secrets)), ValueMask.of(bound)
     undo = preview_rollback(step.id, validated, Predictions(validated, bound.inputs).of(step))
     if goal:
-        heading = f"The model asks to call {words(step.tool_name or '')}"
+        heading = tr("The model asks to call {tool}", tool=words(step.tool_name or ""))
     about = _reason_lines(step) if goal else quoted_description(heading, step.description)
     head = [*notice_lines(notices), f"## {heading}", ""]
     group = validated.plan.find_step(step.group)
@@ -129,32 +131,39 @@ def step_gate_text(
     if not is_whole and not goal:  # the call is worth more than its description
         about = []
         shown, is_whole = first_values(arguments, height=max(left, MIN_CALL_HEIGHT))
-    first = [*head, *about, *call, *(shown or ["- no parameters"]), "", *closing]
-    rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
-    rest += ["### The call", "", f"- {_attempt_limits(step, timeout_ms)}"]
+    first = [*head, *about, *call, *(shown or [f"- {tr('no parameters')}"]), "", *closing]
+    rest = [] if is_whole else _parameters_section(arguments)
+    rest += [f"### {tr('The call')}", "", f"- {_attempt_limits(step, timeout_ms)}"]
     rest += secrets_lines(secrets, validated.created_secrets.creators)
     rest += [*_labelled_lines(step), ""]
     rest += description_section(step.description, is_shown=bool(about) and not goal)
-    rest += _rollback_section(undo, undo_mask, "its item or the run" if alone else "the run")
+    rest += _rollback_section(undo, undo_mask, with_item=alone)
     mask.has_redacted = mask.has_redacted or undo_mask.has_redacted
     rest += redaction_note(mask)
     return gate_document(first, [*rest, *before, *digests])
 
 
-def _asking(bound: BoundPlan, context: GateContext, waits: str) -> str:
-    """Return the sentences that say which run asks, who requested it, and until when it waits."""
-    named = f" ({words(context.run)})" if context.run else ""
-    who = replace(context, at=None).sentence()  # the time limit and the page say when
-    asked = f", {who[0].lower()}{who[1:]}" if who else "."
-    return f"A step of {plan_title(bound.validated.plan)}{named}{asked} {waits}"
+def _asking(bound: BoundPlan, context: GateContext, waits: str, *, step: Step | None = None) -> str:
+    """Return the sentences that say which run asks, who requested it, and until when it waits. `step` is named if it is given."""
+    plan = plan_title(bound.validated.plan) + (f" ({words(context.run)})" if context.run else "")
+    what = tr("A step of {plan}", plan=plan) if step is None else tr("The step {step} of {plan}", step=code(step.id), plan=plan)
+    who = context.requested_by  # the time limit and the page say when
+    asked = tr("{what}, asked by {who}.", what=what, who=words(who)) if who else tr("{what}.", what=what)
+    return f"{asked} {waits}"
+
+
+def _parameters_section(arguments: Sequence[tuple[str, JsonValue]]) -> list[str]:
+    """Return the section with all parameters of a call."""
+    return [f"### {tr('Parameters')}", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
 
 
 def _called_in_words(step_id: str, item: int | None, label: str | None, of_items: int | None) -> str:
     """Return what is called, as part of a heading: `restart`, or `restart for web-2 (2 of 3)`."""
     if item is None:
         return words(step_id)
-    number = f"{item + 1} of {of_items}" if of_items else f"item {item + 1}"
-    return f"{words(step_id)} for {words(label)} ({number})" if label else f"{words(step_id)} for {number}"
+    number = tr("{number} of {count}", number=item + 1, count=of_items) if of_items else tr("item {number}", number=item + 1)
+    named = f"{words(label)} ({number})" if label else number
+    return tr("{step} for {item}", step=words(step_id), item=named)
 
 
 def _known_before(after: Sequence[str], results: Mapping[str, JsonValue], ends: Mapping[str, str]) -> list[str]:
@@ -164,8 +173,17 @@ def _known_before(after: Sequence[str], results: Mapping[str, JsonValue], ends: 
         result = _group_result(results.get(step_id)) or short_result(results.get(step_id))
         end = ends.get(step_id, "completed" if step_id in results else "")
         if end:
-            known.append(f"{code(step_id)} {words(end)}{f': {code(in_columns(result, SHORT_COLUMNS))}' if result else ''}")
-    return [f"Before it: {joined_lines(known)}."] if known else []
+            known.append(f"{code(step_id)} {_end_in_words(end)}{f': {code(in_columns(result, SHORT_COLUMNS))}' if result else ''}")
+    return [tr("Before it: {ends}.", ends=joined_lines(known))] if known else []
+
+
+_ENDS = {"completed": later("completed"), "failed": later("failed"), "skipped": later("skipped")}
+
+
+def _end_in_words(end: str) -> str:
+    """Return how a step ended, with the reason that may follow its status."""
+    status, reason = end.partition(":")[::2]
+    return (tr(_ENDS[status]) if status in _ENDS else words(status)) + (f":{words(reason)}" if reason else "")
 
 
 def _group_result(result: JsonValue) -> str:
@@ -173,7 +191,7 @@ def _group_result(result: JsonValue) -> str:
     items = [item for item in result if isinstance(item, dict) and "label" in item and "status" in item] if isinstance(result, list) else []
     if not items or not isinstance(result, list) or len(items) < len(result):
         return ""
-    return listed([one_line(f"{item['label']} {item['status']}") for item in items], SHOWN_ITEMS)
+    return listed([one_line(f"{item['label']} {_end_in_words(str(item['status']))}") for item in items], SHOWN_ITEMS)
 
 
 def _seen_by_model(rounds: Sequence[RoundRecord]) -> list[str]:
@@ -183,7 +201,7 @@ def _seen_by_model(rounds: Sequence[RoundRecord]) -> list[str]:
         f"{code(call.tool)} {call.outcome}: {code(in_columns(call.error or short_result(call.result) or '-', SHORT_COLUMNS))}"
         for call in calls
     ]
-    return [f"The model has seen: {joined_lines(seen)}."] if seen else []
+    return [tr("The model has seen: {results}.", results=joined_lines(seen))] if seen else []
 
 
 REASON_LINES = 4
@@ -194,7 +212,7 @@ def _reason_lines(step: Step) -> list[str]:
     """Return why a model asks for a call, in its words, as a quote."""
     reason = one_line(step.description.removeprefix(MODEL_ASKS))
     shown = in_columns(reason, REASON_LINES * QUOTE_COLUMNS)
-    more = "" if shown == reason else " (continues below)"
+    more = "" if shown == reason else tr(" (continues below)")
     return [f"> {words(shown)}{more}", ""] if shown else []
 
 
@@ -202,13 +220,13 @@ def call_summary(bound: BoundPlan, step: Step, *, effect: Effect, parameters: Ma
     """Return what the gate of a call would show first: its description, what it can change, and its parameters."""
     arguments = ValueMask.of(bound, expressions=False).redact_parameters(step.tool_name or "", parameters)
     shown = [line for name, value in arguments for line in value_lines(code(name), value)]
-    return "\n".join([step.description, _call_introduction(step, effect, None), *(shown or ["- no parameters"])])
+    return "\n".join([step.description, _call_introduction(step, effect, None), *(shown or [f"- {tr('no parameters')}"])])
 
 
 def _call_introduction(step: Step, effect: Effect, undo: RollbackPreview | None, *, with_item: bool = False) -> str:
     """Return the introduction of a call. `with_item`: it is undone as soon as its item of a group has failed."""
     sentence = _effect_sentence(effect, undo, undone_on_failure=step.rollback_failed, with_item=with_item)
-    return f"{sentence} It calls {code(step.tool_name or '')} with:"
+    return f"{sentence} {tr('It calls {tool} with:', tool=code(step.tool_name or ''))}"
 
 
 def _predicted_goal(bound: BoundPlan, step: Step) -> dict[str, JsonValue]:
@@ -222,12 +240,14 @@ def _predicted_goal(bound: BoundPlan, step: Step) -> dict[str, JsonValue]:
 
 def _goal_section(goal: Mapping[str, JsonValue], rounds: Sequence[RoundRecord], mask: ValueMask) -> list[str]:
     """Return the section on a goal and the outcomes of its newest rounds."""
-    lines = ["### The goal", ""]
+    lines = [f"### {tr('The goal')}", ""]
     lines += [line for name, value in sorted(goal.items(), reverse=True) for line in value_lines(code(name), mask.redact(name, value))]
     shown = [record for record in rounds if record.call is not None or record.replies][-SHOWN_ROUNDS:]
     for record in shown:
         call = None if record.call is None else replace(record.call, result=mask.redact("result", record.call.result))
-        lines += [f"- round {record.round}: {fact}" for fact in (*record.replies, call) if fact is not None]
+        lines += [
+            f"- {tr('round {number}: {what}', number=record.round, what=fact)}" for fact in (*record.replies, call) if fact is not None
+        ]
     return [*lines, ""] if goal or shown else []
 
 
@@ -260,26 +280,28 @@ def _outer_gate_text(
     given = (
         [] if item is not None and inline_text(item) is not None else [(key, mask.redact(key, value)) for key, value in parameters.items()]
     )
-    runs = f"It runs {counted(len(preview.steps), 'step')}" + ("" if outer.plan is None else f" of the plan {code(outer.plan)}")
+    runs = tr("It runs {steps}", steps=counted(len(preview.steps), "step"))
+    if outer.plan is not None:
+        runs = tr("It runs {steps} of the plan {plan}", steps=counted(len(preview.steps), "step"), plan=code(outer.plan))
     first = [*notice_lines(notices), *heading_lines(heading, outer.description), asks, ""]
     if given:
-        first += [f"{runs}, for:", "", *(line for key, value in given for line in value_lines(key, value)), ""]
+        first += [tr("{runs}, for:", runs=runs), "", *(line for key, value in given for line in value_lines(key, value)), ""]
     elif outer.plan is not None:
         first += [f"{runs}.", ""]
     if facts := facts_of(outer, validated)[1:]:  # the first one counts the steps
         first += [*(f"- {fact}" for fact in facts), ""]
     failed_first = sorted(ended_items, key=lambda ended: ended[0].status is not StepStatus.FAILED)
     ends = [_item_end(ended, detail) for ended, detail in failed_first]
-    before = [f"Before it: {joined_lines(ends[:SHOWN_ITEMS])}."] if ends else []
+    before = [tr("Before it: {ends}.", ends=joined_lines(ends[:SHOWN_ITEMS]))] if ends else []
     # The last line counts what is not shown above, so its height is reserved with all that it could count.
-    closing = " ".join([*before, last_line(preview, gates, ["99 writes that can be undone"])])
+    closing = " ".join([*before, last_line(preview, gates, [MOST_COUNTED])])
     calls, counts = first_calls(preview, mask, height=max(HEIGHT - height_of([*first, closing]), MIN_CALL_HEIGHT))
     first += [*calls, " ".join([*before, last_line(preview, gates, counts)]), ""]
     items, on_error = parameters.get("items"), validated.plan.on_error_of(outer)
     count = len(items) if isinstance(items, list) else None
     about = group_facts(outer, count, validated.plan.items_at_once(outer), on_error)
     facts = [*_labelled_lines(outer), *(f"- {fact}" for fact in about)]
-    rest = ["### Steps", "", *([*facts, ""] if facts else [])]
+    rest = [f"### {tr('Steps')}", "", *([*facts, ""] if facts else [])]
     after = [
         *description_section(outer.description),
         *order_section(bound, preview, gates),
@@ -303,43 +325,53 @@ def _labelled_lines(step: Step) -> list[str]:
 def _effect_sentence(effect: Effect, undo: RollbackPreview | None, *, undone_on_failure: bool, with_item: bool) -> str:
     """Return a sentence about what the call can change."""
     if undo is not None:
-        what = "its item or the run" if with_item else "the run"
-        when = f"if it fails, or {what} fails after it" if undone_on_failure else f"if {what} fails after it"
-        return f"It {'reads' if effect == 'read' else '**writes**'}. It is undone {when}, as described below."
+        if undone_on_failure and with_item:
+            when = tr("It is undone if it fails, or its item or the run fails after it, as described below.")
+        elif undone_on_failure:
+            when = tr("It is undone if it fails, or the run fails after it, as described below.")
+        elif with_item:
+            when = tr("It is undone if its item or the run fails after it, as described below.")
+        else:
+            when = tr("It is undone if the run fails after it, as described below.")
+        return f"{tr('It reads.') if effect == 'read' else tr('It **writes**.')} {when}"
     if effect == "read":
-        return "It reads and changes nothing."
+        return tr("It reads and changes nothing.")
     if effect == "idempotent_write":
-        return "**It writes and cannot be undone.** Repeating it is safe."
-    return "**It writes and cannot be undone.**"
+        return tr("**It writes and cannot be undone.** Repeating it is safe.")
+    return tr("**It writes and cannot be undone.**")
 
 
 def _attempt_limits(step: Step, timeout_ms: int) -> str:
-    timeout = f"at most {duration(timeout_ms)}" if timeout_ms else "no timeout"
-    return f"{timeout} per attempt, {retry_summary(step)}" if step.max_retries else f"{timeout}, no retries"
+    timeout = tr("at most {limit}", limit=duration(timeout_ms)) if timeout_ms else tr("no timeout")
+    if not step.max_retries:
+        return tr("{timeout}, no retries", timeout=timeout)
+    return tr("{timeout} per attempt, {retries}", timeout=timeout, retries=retry_summary(step))
 
 
-def _rollback_section(undo: RollbackPreview | None, mask: ValueMask, what: str) -> list[str]:
-    """Return the section on how a call is undone, once `what` fails. Its rollback is approved with the plan, and nobody is asked again."""
+def _rollback_section(undo: RollbackPreview | None, mask: ValueMask, *, with_item: bool) -> list[str]:
+    """Return the section on how a call is undone. Its rollback is approved with the plan, and nobody is asked again.
+
+    `with_item`: it is undone as soon as its item of a group has failed.
+    """
     if undo is None:
         return []
-    how = f"By {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without another approval"
-    lines = ["### How it is undone", "", f"{how}, if {what} fails or an approver requests it:", ""]
+    how = tr("By {tool} ({effect}), without another approval", tool=code(undo.tool_name), effect=effect_shown(undo.effect))
+    when = tr("{how}, if the run fails or an approver requests it:", how=how)
+    if with_item:
+        when = tr("{how}, if its item or the run fails or an approver requests it:", how=how)
+    lines = [f"### {tr('How it is undone')}", "", when, ""]
     for name, value in mask.redact_parameters(undo.tool_name, undo.parameters):
         lines += value_lines(code(name), value)
     return [*lines, ""]
 
 
 def _dependencies_section(after: Sequence[str], results: Mapping[str, JsonValue], ends: Mapping[str, str], mask: ValueMask) -> list[str]:
-    lines = ["### What it depends on", ""] if after else []
+    lines = [f"### {tr('What it depends on')}", ""] if after else []
     for name in after:
-        end = f" {words(ends[name])}" if name in ends else " completed" if name in results else " has no result"
-        label = f"{code(name)}{end}"
+        end = ends.get(name) or ("completed" if name in results else "")
+        label = f"{code(name)} {_end_in_words(end) if end else tr('has no result')}"
         lines += value_lines(label, mask.redact("result", results[name])) if name in results else [f"- {label}"]
     return [*lines, ""] if lines else []
-
-
-_ABORT_ENDS_RUN = "the run ends here, as cancelled. The outcome stays unknown, so a rollback does not undo this call"
-_ABORT_ENDS_ROLLBACK = "nothing else is undone. The outcome stays unknown, and this call is not repeated until somebody records its outcome"
 
 
 def outcome_text(
@@ -362,42 +394,50 @@ def outcome_text(
     validated, is_rollback = bound.validated, attempt.kind == "rollback"
     template = validated.rollbacks[step.id].parameters if is_rollback else validated.parameters[step.id]
     mask = ValueMask.of(bound, expressions=bool(template.secrets))
-    description = f"Undo: {step.description}" if is_rollback and step.description else step.description
+    description = tr("Undo: {what}", what=step.description) if is_rollback and step.description else step.description
     called = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
-    first = [*notice_lines(notices), *heading_lines(f"How did {words(called)} end?", description)]
+    first = [*notice_lines(notices), *heading_lines(tr("Did {call} take effect?", call=words(called)), description)]
     asked = [
-        f"Attempt {attempt.number} of this write was interrupted, and its outcome was not recorded. "
-        + "".join(f"Its command **{words(command.in_words)}**. " for command in commands)
-        + f"It called {code(attempt.tool_name)} with:",
+        " ".join(
+            [
+                tr("Attempt {number} of this write was interrupted, and its outcome was not recorded.", number=attempt.number),
+                *(tr("Its command **{state}**.", state=words(command.in_words)) for command in commands),
+                tr("It called {tool} with:", tool=code(attempt.tool_name)),
+            ]
+        ),
         "",
     ]
-    gets = "Other steps get the result that you enter (JSON, empty for none)"
-    takes_result = not is_rollback and validated.uses_result_of(step.id)
-    running = any(command.state == "running" for command in commands)
-    end = resolve_command(run_id, (attempt.step_id, attempt.item), "again", label=attempt.label, kind=attempt.kind)
-    refused = f"; refused while its command runs: {code(f'{end} --end')} ends the command first" if running else ""
     answers = [
-        "Check whether the change was made, then answer: **done**, **again** (it was not done) or **abort**. "
-        + _asking(bound, context, "It waits until somebody answers."),
+        tr("Check whether the change was made, then answer:"),
+        "",
+        *(f"- **{answer}**: {text}" for answer, text in resolutions_in_words(is_rollback=is_rollback).items()),
+        "",
+        _asking(bound, context, tr("It waits until somebody answers.")),
         "",
     ]
+    again = list[str]()
+    if attempt.approval_id is not None:
+        again += [tr("**again** needs another approval before the call is repeated")]
+    if any(command.state == "running" for command in commands):
+        end = resolve_command(run_id, (attempt.step_id, attempt.item), "again", label=attempt.label, kind=attempt.kind)
+        again += [tr("**again** is refused while its command runs: {command} ends the command first", command=code(f"{end} --end"))]
+    if not is_rollback and validated.uses_result_of(step.id):
+        again += [tr("with **done**, other steps get the result that you enter (JSON, empty for none)")]
     arguments = mask.redact_parameters(attempt.tool_name, attempt.parameters)
     shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *answers]), MIN_CALL_HEIGHT))
-    first += [*asked, *(shown or ["- no parameters"]), "", *answers]
-    rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
+    first += [*asked, *(shown or [f"- {tr('no parameters')}"]), "", *answers]
+    rest = [] if is_whole else _parameters_section(arguments)
+    by = tr(" by {process} of run {run}", process=words(made_by), run=words(run_id)) if made_by else ""
     rest += [
-        "### The attempt",
+        f"### {tr('The attempt')}",
         "",
-        f"- started at {moment(attempt.started_at)}" + (f" by {words(made_by)} of run {words(run_id)}" if made_by else ""),
-        f"- why the outcome is unknown: {words(why)}",
+        f"- {tr('started at {when}', when=moment(attempt.started_at))}{by}",
+        f"- {tr('why the outcome is unknown: {why}', why=words(why))}",
         "",
-        "### What each answer does",
+        f"### {tr('Your answer')}",
         "",
-        "- **done**: the call is not repeated" + (f". {gets}" if takes_result else ""),
-        "- **again**: the call is repeated" + (", after another approval" if attempt.approval_id is not None else "") + refused,
-        f"- **abort**: {_ABORT_ENDS_ROLLBACK if is_rollback else _ABORT_ENDS_RUN}",
-        "",
-        "Your answer is recorded as a receipt with your name. It approves nothing.",
+        *(f"- {text}" for text in again),
+        f"- {tr('it is recorded as a receipt with your name, and approves nothing')}",
         "",
     ]
     return gate_document(first, [*rest, *description_section(description), *redaction_note(mask), *digests_section(validated.digest)])

@@ -4,10 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plan_adapter.model.canonical import Change, diff_plans
+from plan_adapter.model.language import tr
 from plan_adapter.model.options import EFFECTS, Effect
 from plan_adapter.model.plan import ExecutionPlan, Step, flattened
 from plan_adapter.model.readable import code, is_secret_name, words
-from plan_adapter.text.gate_text import EFFECTS_SHOWN, MAX_LISTED
+from plan_adapter.text.gate_text import MAX_LISTED, effect_shown
 from plan_adapter.text.listing import list_names
 
 FINALLY = "finally."
@@ -31,21 +32,23 @@ class Changes:
                 becomes = self.effects[name]
                 if was is None or EFFECTS.index(becomes) <= EFFECTS.index(was):
                     continue
-            lines.append(f"MAY DO MORE THAN BEFORE: {code(name)}, {was} → {becomes or 'what its tool does'}")
+            more = f"{code(name)}, {was} → {becomes or tr('what its tool does')}"
+            lines.append(tr("MAY DO MORE THAN BEFORE: {what}", what=more))
         return lines
 
     def lines(self, *, most: int | None = None) -> list[str]:
         """Return a line for each difference: steps that are new, steps that are gone, then values. Of values, at most `most`."""
         diff, before, now = diff_plans(self.old, self.new), steps_by_name(self.old), steps_by_name(self.new)
-        lines = [f"**added** {code(name)}: {self._call(name, now[name])}" for name in diff.added]
-        lines += [f"**removed** {code(name)}: {code(before[name].called)}" for name in diff.removed if name in before]
+        lines = [tr("**added** {step}: {call}", step=code(name), call=self._call(name, now[name])) for name in diff.added]
+        gone = [name for name in diff.removed if name in before]
+        lines += [tr("**removed** {step}: {call}", step=code(name), call=code(before[name].called)) for name in gone]
         for change in diff.changed[:most]:
             name = changed_step_name(change, now)
             secret = self.secret_parameters.get(now[name].tool_name or "", ()) if name in now else ()
             lines.append(_change_line(change, name, secret))
         more = len(diff.changed) - len(diff.changed[:most])
-        lines += [f"… {more} more changes"] if more else []
-        return [*lines, *([f"**moved**: {list_names(diff.reordered, MAX_LISTED)}"] if diff.reordered else [])]
+        lines += [tr("… {count} more changes", count=more)] if more else []
+        return [*lines, *([tr("**moved**: {steps}", steps=list_names(diff.reordered, MAX_LISTED))] if diff.reordered else [])]
 
     def untouched(self) -> list[str]:
         """Return the names of the steps in which, and inside which, nothing differs."""
@@ -57,7 +60,7 @@ class Changes:
     def _call(self, name: str, step: Step) -> str:
         effect = step.effect if self.effects is None else self.effects[name]
         about = f" ({words(step.description)})" if step.description else ""
-        return code(step.called) + (f", {EFFECTS_SHOWN[effect]}" if effect is not None else "") + about
+        return code(step.called) + (f", {effect_shown(effect)}" if effect is not None else "") + about
 
 
 def steps_by_name(plan: ExecutionPlan) -> dict[str, Step]:
@@ -89,7 +92,7 @@ def _change_line(change: Change, step: str, secret: Collection[str]) -> str:
     names, own = change.at.removeprefix(FINALLY).split("."), change.at.removeprefix(f"{step}.").split(".")
     is_secret = any(map(is_secret_name, names)) or (own[0] == "parameters" and len(own) > 1 and own[1] in secret)
     old, new = change.shown(is_secret=is_secret)
-    return f"{code(change.at)}: {'nothing' if old is None else code(old)} → {'nothing' if new is None else code(new)}"
+    return f"{code(change.at)}: {tr('nothing') if old is None else code(old)} → {tr('nothing') if new is None else code(new)}"
 
 
 def difference_lines(old: ExecutionPlan, new: ExecutionPlan) -> Sequence[str]:

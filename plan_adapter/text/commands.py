@@ -4,11 +4,10 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, assert_never
 
-from pydantic import JsonValue
-
-from plan_adapter.model.approvals import Decision, GateKind
+from plan_adapter.model.approvals import Decision, GateKind, Resolution
+from plan_adapter.model.language import tr
 from plan_adapter.model.options import CallKind
-from plan_adapter.model.readable import call_name, item_option, redacted
+from plan_adapter.model.readable import as_text, call_name, item_option, redacted
 from plan_adapter.model.record import PlanRun
 
 MAX_NAMES = 20
@@ -46,8 +45,22 @@ def unit_names(units: Iterable[tuple[str, int | None]], labels: Mapping[tuple[st
     return [f"`{call_name(*unit, labels.get(unit))}`" for unit in units]
 
 
+ANY_RESOLUTION = "done|again|abort"
+"""The answer about an unknown outcome, in a command that does not choose one."""
+
+
+def resolutions_in_words(*, is_rollback: bool = False) -> dict[Resolution, str]:
+    """Return what each answer about an unknown outcome says and does, by answer. `is_rollback`: the call was a rollback."""
+    rollback_ends = tr("you cannot tell: nothing else is undone, and the outcome stays unknown")
+    return {
+        "done": tr("it took effect: the call is not repeated"),
+        "again": tr("it did not: the call is repeated; if this is wrong, it happens twice"),
+        "abort": rollback_ends if is_rollback else tr("you cannot tell: the run ends here, as cancelled, and the outcome stays unknown"),
+    }
+
+
 def resolve_command(
-    run_id: str, unit: tuple[str, int | None], resolution: str = "done|again|abort", *, label: str | None = None, kind: CallKind = "step"
+    run_id: str, unit: tuple[str, int | None], resolution: str = ANY_RESOLUTION, *, label: str | None = None, kind: CallKind = "step"
 ) -> str:
     """Return the command that records the outcome of a call with an unknown outcome."""
     step_id, item = unit
@@ -79,9 +92,10 @@ def answer_command(question: Question, decision: Decision = "approve", *, api: b
 
 def open_form_notice(question: Question) -> str:
     """Return why a form accepts no one-time code on a Prefect server without authentication, and where to give the code instead."""
-    return (
+    return tr(
         "This Prefect server demands no authentication: whoever reaches it can read and send forms, so a one-time code in a form proves "
-        f"nobody's identity. Answer with `{answer_command(question)} --code CODE`."
+        "nobody's identity. Answer with `{command} --code CODE`.",
+        command=answer_command(question),
     )
 
 
@@ -128,31 +142,29 @@ MAX_INPUT_CHARACTERS = 200
 
 
 def new_run_command(run: PlanRun) -> str:
-    """Return the command that runs the plan of `run` again, with its inputs as far as they are short texts and numbers without secrets."""
-    shown: dict[str, JsonValue] = {
-        name: value for name, value in run.inputs.items() if isinstance(value, str | int | float) and not isinstance(value, bool)
-    }
-    is_short = len(shown) == len(run.inputs) and sum(map(len, map(str, shown.values()))) < MAX_INPUT_CHARACTERS
+    """Return the command that runs the plan of `run` again, with its inputs if they are short and without secrets."""
+    given = {name: as_text(value) for name, value in run.inputs.items()}
     inputs = " --inputs FILE"
-    if is_short and redacted(shown, expressions=False) == shown:
-        inputs = "".join(f" --input {shlex.quote(f'{name}={value}')}" for name, value in shown.items())
+    if sum(map(len, given.values())) < MAX_INPUT_CHARACTERS and redacted(dict(run.inputs), expressions=False) == run.inputs:
+        inputs = "".join(f" --input {shlex.quote(f'{name}={text}')}" for name, text in given.items())
     return f"plan run {run.digest[:SHOWN_DIGITS]}{inputs}{offline_option(run)}"
 
 
 def new_run_hint(run: PlanRun) -> str:
     """Return the hint for a run whose failed items were rolled back, each by itself."""
-    why = "a resume would call nothing, because the failed items were rolled back"
-    return f"{why}: `{new_run_command(run)}` starts a new run; give it only the items that remain"
+    why = tr("a resume would call nothing, because the failed items were rolled back")
+    return tr("{why}: `{command}` starts a new run; give it only the items that remain", why=why, command=new_run_command(run))
 
 
 def rolled_back_hint(run: PlanRun) -> str:
     """Return the hint for a run that was rolled back."""
-    return f"a run that was rolled back cannot be resumed: `{new_run_command(run)}` starts a new one"
+    return tr("a run that was rolled back cannot be resumed: `{command}` starts a new one", command=new_run_command(run))
 
 
 def rollback_hint(run: PlanRun) -> str:
     """Return the hint for a run that is to be rolled back, once all its outcomes are known."""
-    return f"`{rollback_command(run)}` rolls the run back; to finish it instead, `{resume_command(run)}`"
+    back, resume = rollback_command(run), resume_command(run)
+    return tr("`{rollback}` rolls the run back; to finish it instead, `{resume}`", rollback=back, resume=resume)
 
 
 def offline_option(run: PlanRun) -> str:

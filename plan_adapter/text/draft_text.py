@@ -3,17 +3,18 @@
 from dataclasses import replace
 
 from plan_adapter.model.drafts import ConstraintCheck, Draft, ModelCall
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import code, counted, fenced, moment, one_line, prose, words
 from plan_adapter.text.formatting import format_plan
 
 TASK_CHARACTERS = 500
 """How many characters of the task a gate shows."""
 
-CONSTRAINTS_NOTE = (
+CONSTRAINTS_NOTE = later(
     "An order is checked as the model understood the constraint. Check whether it understood it correctly, and check the other constraints "
     "yourself."
 )
-_PLAN_CHANGED = "the plan was changed"
+_PLAN_CHANGED = later("the plan was changed")
 
 
 def draft_line(draft: Draft) -> str:
@@ -25,7 +26,7 @@ def draft_text(draft: Draft, *, whole: bool = False) -> str:
     """Return a draft as Markdown. Text from models and people is escaped. `whole` adds every prompt and answer."""
     parts = [f"# {words(draft.request.task[:200])}", _outcome_text(draft)]
     if draft.constraints:
-        parts.append("\n".join(["## Constraints", "", *(_constraint_line(kept) for kept in draft.constraints), "", CONSTRAINTS_NOTE]))
+        parts.append("\n".join(["## Constraints", "", *(_constraint_line(kept) for kept in draft.constraints), "", tr(CONSTRAINTS_NOTE)]))
     if draft.notes:
         parts.append("## Notes\n\n" + "\n".join(f"- {words(note)}" for note in draft.notes))
     if draft.problems:
@@ -44,21 +45,23 @@ def origin_lines(draft: Draft, *, is_as_drafted: bool) -> list[str]:
     `is_as_drafted` says whether the plan is unchanged since it was drafted.
     """
     task = draft.request.task
-    lines = ["### Drafted by a model", "", f"- the task: {words(task[:TASK_CHARACTERS])}{'…' if len(task) > TASK_CHARACTERS else ''}"]
-    lines += [f"- drafted by: {code(draft.model)}, draft {code(draft.id)}", *(f"- ⚠️ {words(note)}" for note in draft.notes)]
+    shown = words(task[:TASK_CHARACTERS]) + ("…" if len(task) > TASK_CHARACTERS else "")
+    drafted = tr("drafted by: {model}, draft {id}", model=code(draft.model), id=code(draft.id))
+    lines = [f"### {tr('Drafted by a model')}", "", f"- {tr('the task: {task}', task=shown)}"]
+    lines += [f"- {drafted}", *(f"- ⚠️ {words(note)}" for note in draft.notes)]
     if not is_as_drafted:
-        lines.append("- ⚠️ **changed since then**: no constraint was checked again")
+        lines.append("- " + tr("⚠️ **changed since then**: no constraint was checked again"))
     if draft.constraints:
         constraints = (
-            draft.constraints if is_as_drafted else [replace(kept, checked=False, how=_PLAN_CHANGED) for kept in draft.constraints]
+            draft.constraints if is_as_drafted else [replace(kept, checked=False, how=tr(_PLAN_CHANGED)) for kept in draft.constraints]
         )
-        lines += ["", "Constraints that were given:", "", *(_constraint_line(kept) for kept in constraints), "", CONSTRAINTS_NOTE]
+        lines += ["", tr("Constraints that were given:"), "", *map(_constraint_line, constraints), "", tr(CONSTRAINTS_NOTE)]
     return [*lines, ""]
 
 
 def check_status(kept: ConstraintCheck) -> str:
     """Return in words whether a constraint was checked. Only an order can be checked."""
-    return "order checked" if kept.checked else "not checked"
+    return tr("order checked") if kept.checked else tr("not checked")
 
 
 def cost_of(draft: Draft) -> str:

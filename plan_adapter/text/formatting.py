@@ -143,6 +143,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines = [f"# {prose(plan.name)}", "", prose(plan.description), ""]
     lines += [_input_line(name, spec) for name, spec in plan.inputs.items()]
     lines += [f"- name of a run: {code(plan.run_name)}"] if plan.run_name else []
+    lines += [f"- language of its gates and forms: {code(plan.language)}"] if plan.language else []
     lines += [f"- tags: {', '.join(map(code, plan.tags))}"] if plan.tags else []
     lines += [f"- {fact}" for fact in _option_facts(plan.options)]
     asks = (

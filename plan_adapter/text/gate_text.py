@@ -11,16 +11,17 @@ from unicodedata import east_asian_width
 from pydantic import JsonValue
 
 from plan_adapter.expressions import has_expression
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.options import Effect, Expiry
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.readable import as_text, code, counted, cut, duration, fenced, is_secret_name, one_line, redacted, visible, words
-from plan_adapter.text.listing import list_names, secrets_fact
+from plan_adapter.text.listing import secrets_fact
 from plan_adapter.text.preview import Preview, StepPreview
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 
-EFFECTS_SHOWN: dict[Effect, str] = {"read": "read", "idempotent_write": "write, repeatable", "write": "**write**"}
+_EFFECTS: dict[Effect, str] = {"read": later("read"), "idempotent_write": later("write, repeatable"), "write": later("**write**")}
 
-IRREVERSIBLE = "cannot be undone"
+IRREVERSIBLE = later("cannot be undone")
 """The words of every sentence about a write without a rollback. A terminal shows each line with them, however long the text is."""
 
 MAX_LISTED = 12
@@ -37,9 +38,11 @@ class GateContext:
 
     def sentence(self) -> str:
         """Return who asks and when, as a sentence. Empty if neither is known."""
-        who = f"Asked by {words(self.requested_by)}" if self.requested_by else "Asked"
-        when = f", {_utc(self.at)}" if self.at is not None else ""
-        return f"{who}{when}." if self.requested_by or when else ""
+        if self.at is None:
+            return tr("Asked by {who}.", who=words(self.requested_by)) if self.requested_by else ""
+        if not self.requested_by:
+            return tr("Asked at {when}.", when=_utc(self.at))
+        return tr("Asked by {who}, {when}.", who=words(self.requested_by), when=_utc(self.at))
 
 
 NO_CONTEXT = GateContext()
@@ -53,18 +56,17 @@ def _utc(at: datetime, *, since: datetime | None = None) -> str:
     return f"{at:%H:%M} UTC" if is_same_day else f"{at:%Y-%m-%d %H:%M} UTC"
 
 
-def undo_sentence(irreversible: Sequence[str], *, writes: bool, limit: int = 5) -> str:
-    """Return the sentence on the first screen of a gate that says which steps cannot be undone. `writes`: whether any step does."""
-    if irreversible:
-        return f"**Cannot be undone: {list_names(irreversible, limit)}.**"
-    return "Every write can be undone." if writes else "It only reads."
+def effect_shown(effect: Effect) -> str:
+    """Return an effect in words, as Markdown."""
+    return tr(_EFFECTS[effect])
 
 
 def worst_case_sentence(worst_case_ms: float | None, *, asks: bool = False) -> str:
     """Return how long the calls take at most. None means no limit. `asks`: there are waits for answers, which do not count."""
     if worst_case_ms is None:
-        return "Runs without a time limit."
-    return f"Takes at most {duration(worst_case_ms)}{', plus waits' if asks else ''}."
+        return tr("Runs without a time limit.")
+    longest = duration(worst_case_ms)
+    return tr("Takes at most {time}, plus waits.", time=longest) if asks else tr("Takes at most {time}.", time=longest)
 
 
 def joined_lines(texts: Sequence[str], *, lines: int = 2, separator: str = "; ") -> str:
@@ -73,7 +75,7 @@ def joined_lines(texts: Sequence[str], *, lines: int = 2, separator: str = "; ")
     for index, text in enumerate(texts):
         width += columns_of(text.replace("**", "")) + len(separator)
         if shown and width > lines * _COLUMNS:
-            return f"{separator.join(shown)}{separator}and {len(texts) - index} more below"
+            return separator.join([*shown, tr("and {count} more below", count=len(texts) - index)])
         shown.append(text)
     return separator.join(shown)
 
@@ -91,21 +93,28 @@ def expiry_sentence(
     `nobody` says why nobody may answer, if nobody may. `at` is when the gate opens.
     """
     if nobody is not None:
-        return f"**Nobody may answer: {nobody}.**" + (f" {expiry_sentence(plan, expires_ms, step, at=at)}" if expires_ms else "")
+        waits = f" {expiry_sentence(plan, expires_ms, step, at=at)}" if expires_ms else ""
+        return tr("**Nobody may answer: {why}.**", why=nobody) + waits
     if not expires_ms:
-        return "It waits until somebody answers."
-    skipped = "Skipped, with the steps that depend on it,"
-    ends: dict[Expiry, str] = {"reject": "Rejected", "skip": skipped, "default": "The defaults are the answer"}
-    end, limit = "Rejected" if step is None else ends[plan.expires_at(step.id)], duration(expires_ms)
+        return tr("It waits until somebody answers.")
+    end, limit = tr(_EXPIRED["reject" if step is None else plan.expires_at(step.id)]), duration(expires_ms)
     if at is None:
-        return f"{end} if nobody answers within {limit}."
-    return f"{end} if nobody answers by {_utc(at + timedelta(milliseconds=expires_ms), since=at)} ({limit})."
+        return tr("{end} if nobody answers within {limit}.", end=end, limit=limit)
+    until = _utc(at + timedelta(milliseconds=expires_ms), since=at)
+    return tr("{end} if nobody answers by {until} ({limit}).", end=end, until=until, limit=limit)
+
+
+_EXPIRED: dict[Expiry, str] = {
+    "reject": later("Rejected"),
+    "skip": later("Skipped, with the steps that depend on it,"),
+    "default": later("The defaults are the answer"),
+}
 
 
 def retry_summary(step: Step) -> str:
     """Return how often a step is retried, and after how long."""
-    delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
-    growth = f", each × {step.retry_backoff:g}" if delay and step.retry_backoff > 1 and step.max_retries > 1 else ""
+    delay = tr(" after {delay}", delay=duration(step.retry_delay_ms)) if step.retry_delay_ms else ""
+    growth = tr(", each × {factor}", factor=f"{step.retry_backoff:g}") if delay and step.retry_backoff > 1 and step.max_retries > 1 else ""
     jitter = f", ± {step.retry_jitter:.0%}" if delay and step.retry_jitter else ""
     return counted(step.max_retries, "retry", "retries") + delay + growth + jitter
 
@@ -187,7 +196,7 @@ def extent_of(value: JsonValue) -> str:
     """Return how long a value is, in words."""
     text = value if isinstance(value, str) else as_text(value)
     lines = text.count("\n") + 1
-    return counted(lines, "line") if lines > 1 else f"{len(text):,} characters"
+    return counted(lines, "line") if lines > 1 else tr("{count} characters", count=f"{len(text):,}")
 
 
 def value_lines(label: str, value: JsonValue) -> list[str]:
@@ -204,13 +213,13 @@ def value_block(label: str, value: JsonValue, *, most_lines: int | None = None) 
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
     cut = text[:SHOWN_CHARACTERS]
     pieces = [piece for line in visible(cut).split("\n") for piece in fold(line)]
-    how = "; ↩ the line continues" if pieces != visible(cut).split("\n") else ""
+    how = tr("; ↩ the line continues") if pieces != visible(cut).split("\n") else ""
     if most_lines is not None and len(pieces) > most_lines:
-        pieces, how = pieces[:most_lines], f"; **cut here, complete below**{how}"
+        pieces, how = pieces[:most_lines], tr("; **cut here, complete below**") + how
         cut = text
     lines = fenced("\n".join(pieces), "" if isinstance(value, str) else "json").split("\n")
     more = len(text) - len(cut)
-    rest = ["", f"  **{more:,} more characters are not shown here.**"] if more > 0 else []
+    rest = ["", "  " + tr("**{count} more characters are not shown here.**", count=f"{more:,}")] if more > 0 else []
     return [f"- {label} ({extent_of(value)}{how}):", "", *(f"  {line}" for line in lines), *rest]
 
 
@@ -272,7 +281,7 @@ def heading_lines(heading: str, description: str) -> list[str]:
 def quoted_description(heading: str, description: str) -> list[str]:
     """Return the description as a quote of at most two lines, or nothing if the heading says the same."""
     shown, is_whole = short_description(description)
-    return [f"> {words(shown)}{'' if is_whole else ' … (continues below)'}", ""] if shown and words(shown) not in heading else []
+    return [f"> {words(shown)}{'' if is_whole else tr(' … (continues below)')}", ""] if shown and words(shown) not in heading else []
 
 
 def short_description(description: str) -> tuple[str, bool]:
@@ -305,16 +314,16 @@ def first_calls(preview: Preview, mask: ValueMask, *, height: int) -> tuple[list
     reads = [(number, step) for number, step in calls if step.effect == "read"]
     lines, counts = list[str](), list[str]()
     if final:
-        lines = ["**Cannot be undone:**", "", *_call_rows(final, mask, height=height - _PARAGRAPH_HEIGHT), ""]
+        lines = [tr("**Cannot be undone:**"), "", *_call_rows(final, mask, height=height - _PARAGRAPH_HEIGHT), ""]
     if undoable:
-        title = "**Can be undone:**" if final else "**Every write can be undone:**"
+        title = tr("**Can be undone:**") if final else tr("**Every write can be undone:**")
         rows = _call_rows(undoable, mask, height=height - _PARAGRAPH_HEIGHT - height_of(lines), needs_all=bool(final))
         lines += [title, "", *rows, ""] if rows else []
-        counts += [] if rows else [f"{counted(len(undoable), 'write')} that can be undone"]
+        counts += [] if rows else [tr("{writes} that can be undone", writes=counted(len(undoable), "write"))]
     if reads and (final or undoable):
         counts.append(counted(len(reads), "read"))
     elif reads:
-        lines = ["It only reads:", "", *_call_rows(reads, mask, height=height - _PARAGRAPH_HEIGHT), ""]
+        lines = [tr("It only reads:"), "", *_call_rows(reads, mask, height=height - _PARAGRAPH_HEIGHT), ""]
     return lines, counts
 
 
@@ -347,23 +356,25 @@ def _more_calls(hidden: Sequence[StepPreview]) -> str:
         if columns_of(", ".join([*names, step.step.id])) > _COLUMNS:
             break
         names.append(step.step.id)
-    more = "" if len(names) == len(hidden) else ", … all below"
-    return f"- **and {len(hidden)} more**: {', '.join(map(code, names))}{more}" if names else f"- **and {len(hidden)} more**: all below"
+    more = "- " + tr("**and {count} more**", count=len(hidden))
+    if not names:
+        return f"{more}: {tr('all below')}"
+    return f"{more}: {', '.join(map(code, names))}" + ("" if len(names) == len(hidden) else f", … {tr('all below')}")
 
 
 def first_values(parameters: Sequence[tuple[str, JsonValue]], *, height: int) -> tuple[list[str], bool]:
     """Return the parameters of a call that fit into `height` pixels, and whether they are complete."""
     shown, is_whole = list[str](), True
     for index, (name, value) in enumerate(parameters):
-        later = len(parameters) - index - 1
+        others = len(parameters) - index - 1
         text = inline_text(value)
         part = [f"- {code(name)}: {code(text)}"] if text is not None else value_block(code(name), value)
-        if height_of(part) + later * _LINE > height:
-            if index and height < (3 if later else 2) * _LINE:
-                return [*shown, f"- **and {counted(later + 1, 'more value')}**: all below"], False
+        if height_of(part) + others * _LINE > height:
+            if index and height < (3 if others else 2) * _LINE:
+                return [*shown, f"- **{tr('and {values}', values=counted(others + 1, 'more value'))}**: {tr('all below')}"], False
             if text is None:
                 is_whole = False
-                part = _truncated_block(name, value, height=height - later * _LINE)
+                part = _truncated_block(name, value, height=height - others * _LINE)
         shown += part
         height -= height_of(part) - _LIST_MARGIN * bool(index)
     return shown, is_whole
@@ -381,8 +392,8 @@ def _truncated_block(name: str, value: JsonValue, *, height: int) -> list[str]:
 def _call_row(number: int, preview: StepPreview, mask: ValueMask, *, columns: int) -> str:
     step = preview.step
     notes = [_items_text(preview, columns=columns // 2)] if preview.is_repeated else []
-    notes += ["can be repeated"] if preview.effect == "idempotent_write" else []
-    notes += ["always at the end"] if preview.is_finally_step else []
+    notes += [tr("can be repeated")] if preview.effect == "idempotent_write" else []
+    notes += [tr("always at the end")] if preview.is_finally_step else []
     about = f" ({', '.join(notes)})" if notes else ""
     row = f"- **{number}. {words(step.id)}**{about}: {'; '.join(preview.facts) or code(step.called)}"
     given = mask.redact_parameters(step.tool_name or "", preview.parameters)
@@ -396,7 +407,7 @@ def call_values(parameters: Sequence[tuple[str, JsonValue]], *, columns: int) ->
         shown = "" if len(parameters) == 1 else f"{words(name)} "
         left = columns - columns_of(row) - columns_of(shown) - 3
         if left < 8 and index:
-            return f"{row} and {counted(len(parameters) - index, 'more value')}"
+            return f"{row} {tr('and {values}', values=counted(len(parameters) - index, 'more value'))}"
         row += f" {shown}{_inline_code(_as_command(value), max(left, 8))}"
     return row
 
@@ -411,9 +422,9 @@ def _as_command(value: JsonValue) -> JsonValue:
 def _items_text(preview: StepPreview, *, columns: int) -> str:
     """Return for which items a step is called, by name if the names fit."""
     if preview.items is None:
-        return "each item"
+        return tr("each item")
     names = ", ".join(map(words, preview.item_names))
-    return f"for {names}" if names and columns_of(names) <= columns else counted(preview.items, "item")
+    return tr("for {names}", names=names) if names and columns_of(names) <= columns else counted(preview.items, "item")
 
 
 def _inline_code(value: JsonValue, columns: int) -> str:
@@ -474,24 +485,27 @@ def notice_lines(notices: Sequence[str]) -> list[str]:
 
 def _shortened_notice(notice: str) -> str:
     more = len(notice) - NOTICE_CHARACTERS
-    return notice if more <= 0 else f"{notice[:NOTICE_CHARACTERS]}… {more:,} more characters: `plan show` has all"
+    if more <= 0:
+        return notice
+    return tr("{start}… {count} more characters: `plan show` has all", start=notice[:NOTICE_CHARACTERS], count=f"{more:,}")
 
 
 def quote_lines(text: str) -> list[str]:
     """Return a text of the plan as a quote, line by line."""
-    shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + f" … {len(text) - SHOWN_CHARACTERS:,} more characters"
+    more = f"{len(text) - SHOWN_CHARACTERS:,}"
+    shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + tr(" … {count} more characters", count=more)
     lines = [words(line) for line in shown.splitlines() if line.strip()]
     return [*"\n>\n".join(f"> {line}" for line in lines).split("\n"), ""] if lines else []
 
 
 def description_section(text: str, *, is_shown: bool = True) -> list[str]:
     """Return the section with the whole description, or nothing if the first screen shows all of it, as far as it has one."""
-    return [] if is_shown and short_description(text)[1] else ["### Description", "", *quote_lines(text)]
+    return [] if is_shown and short_description(text)[1] else [f"### {tr('Description')}", "", *quote_lines(text)]
 
 
 def redaction_note(mask: ValueMask) -> list[str]:
     """Return the note that values were masked, or nothing if none were."""
-    return ["`***` stands for a secret. The call gets the real value.", ""] if mask.has_redacted else []
+    return [tr("`***` stands for a secret. The call gets the real value."), ""] if mask.has_redacted else []
 
 
 def digests_section(plan_digest: str, *, approval_digest: str | None = None) -> list[str]:

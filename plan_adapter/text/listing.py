@@ -5,12 +5,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pydantic import JsonValue
 
 from plan_adapter.expressions import sources_of
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.options import EFFECTS, ApprovalPolicy, Effect, ErrorPolicy, Input
 from plan_adapter.model.plan import MAX_ROUNDS, ExecutionPlan, Permissions, Step, flattened, step_fields
 from plan_adapter.model.readable import as_text, code, counted, duration, fenced, listed, prose
-from plan_adapter.validation.inputs import bounds_in_words
+from plan_adapter.validation.inputs import limits_in_words
 
-REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
+REPLAN_FACT = later(
+    "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
+)
 
 
 def step_listing(
@@ -74,7 +77,12 @@ def labelled_facts(step: Step) -> dict[str, str]:
 
 def label_of(field: str) -> str:
     """Return what people read before the value of a field."""
-    return step_fields()[field].label or field
+    return tr(step_fields()[field].label or field)
+
+
+def either(names: Sequence[str]) -> str:
+    """Return the names of which one is enough."""
+    return tr(" or ").join(map(code, names))
 
 
 def list_names(ids: Sequence[str], limit: int = 5) -> str:
@@ -84,29 +92,31 @@ def list_names(ids: Sequence[str], limit: int = 5) -> str:
 
 def created_by(creators: Sequence[str]) -> str:
     """Return a phrase about the steps that create a secret."""
-    return f"is created by step{'s' if len(creators) > 1 else ''} {list_names(creators)}"
+    return tr("is created by {steps}", steps=list_names(creators))
 
 
 def secrets_fact(secrets: Sequence[str], creators: Mapping[str, Sequence[str]], most: int) -> str:
     """Return a phrase with the first `most` of the secrets that are passed to tools. `creators` are the steps that create some of them."""
     names = [code(name) + (f" ({created_by(creators[name])})" if name in creators else "") for name in secrets]
-    return f"uses the secrets: {listed(names, most)}"
+    return tr("uses the secrets: {names}", names=listed(names, most))
 
 
 def group_facts(group: Step, items: int | None, at_once: int, on_error: ErrorPolicy) -> list[str]:
     """Return what a group does with its items, one fact per line. Empty for any other step."""
     if not group.is_group:
         return []
-    scope = f"for each of {counted(items, 'item')}" if items is not None else "for each item"
-    pace = "one at a time" if at_once == 1 else f"at most {at_once} at once"
+    listed_items = code(group.for_each or "")
+    each = tr("for each item of {list}", list=listed_items)
+    scope = each if items is None else tr("for each of {items} of {list}", items=counted(items, "item"), list=listed_items)
+    pace = tr("one at a time") if at_once == 1 else tr("at most {count} at once", count=at_once)
     steps = ", ".join(code(step.id) for step in group.steps)
     allowed = str(group.max_failures)
-    stop = "the first failed item" if allowed == "0" else f"more than {allowed} failed" + (" items" if allowed.isdigit() else "")
-    return [
-        f"{scope} of {code(group.for_each or '')}, {pace}: {steps}",
-        f"starts no further item after {stop}",
-        *rollback_facts(group, on_error),
-    ]
+    stop = tr("starts no further item after more than {share} failed", share=allowed)
+    if allowed == "0":
+        stop = tr("starts no further item after the first failed item")
+    elif allowed.isdigit():
+        stop = tr("starts no further item after more than {count} failed items", count=allowed)
+    return [f"{scope}, {pace}: {steps}", stop, *rollback_facts(group, on_error)]
 
 
 def rollback_facts(group: Step, on_error: ErrorPolicy) -> list[str]:
@@ -114,10 +124,12 @@ def rollback_facts(group: Step, on_error: ErrorPolicy) -> list[str]:
     if not any(step.rollback is not None for step in group.steps):
         return []
     if on_error == "stop":
-        return ["if the run fails, rolls back the items that completed" + (", and those that failed" if group.rollback_failed else "")]
+        if group.rollback_failed:
+            return [tr("if the run fails, rolls back the items that completed, and those that failed")]
+        return [tr("if the run fails, rolls back the items that completed")]
     if group.rollback_failed:
-        return ["rolls back an item as soon as it has failed, and only that item; completed items stay"]
-    return ["rolls back no item when an item fails; if another step ends the run, rolls back the items that completed"]
+        return [tr("rolls back an item as soon as it has failed, and only that item; completed items stay")]
+    return [tr("rolls back no item when an item fails; if another step ends the run, rolls back the items that completed")]
 
 
 def sub_plan_facts(plan: ExecutionPlan, step: Step, permissions: Permissions) -> list[str]:
@@ -127,11 +139,12 @@ def sub_plan_facts(plan: ExecutionPlan, step: Step, permissions: Permissions) ->
     policy = step.pinned.approval or ApprovalPolicy()
     calls = [inner for inner in flattened(step.inner) if inner.ask is None and not inner.inner]
     nobody = next((why for inner in calls if (why := plan.why_nobody_answers(inner)) is not None), None)
-    who = [f"at its gates may answer: {' or '.join(map(code, policy.approvers))}"] if policy.approvers else []
-    who = who if nobody is None else [f"**nobody may answer at gates of its calls**: {nobody}"]
+    who = [tr("at its gates may answer: {names}", names=either(policy.approvers))] if policy.approvers else []
+    who = who if nobody is None else [tr("**nobody may answer at gates of its calls**: {why}", why=nobody)]
     allowed = permissions_facts(permissions)
     allowed += [always_execute_fact(always)] if (always := plan.always_executed_at(step)) else []
-    return [f"runs {counted(len(step.pinned.steps), 'step')} of {prose(step.pinned.name)}", *who, *allowed]
+    runs = tr("runs {steps} of {plan}", steps=counted(len(step.pinned.steps), "step"), plan=prose(step.pinned.name))
+    return [runs, *who, *allowed]
 
 
 def indented(lines: list[str], depth: int) -> list[str]:
@@ -151,31 +164,32 @@ def goal_facts(
     listed = {name for each in plan.plans_at(step) for name in each.always_executed}
     for name, effect in tools.items():
         if name in refused:
-            asks = "refused: the plan does not give its permission" if is_decided else "only if the inputs of the run give its permission"
+            refused_now = tr("refused: the plan does not give its permission")
+            asks = refused_now if is_decided else tr("only if the inputs of the run give its permission")
         elif name in always_execute:
-            asks = "without a confirmation"
+            asks = tr("without a confirmation")
         elif name in listed:
-            asks = "each call asks, because not every plan around the goal has it in `always_execute`"
+            asks = tr("each call asks, because not every plan around the goal has it in `always_execute`")
         else:
-            asks = "each call asks" if effect not in (None, "read") else ""
+            asks = tr("each call asks") if effect not in (None, "read") else ""
         about = ", ".join(text for text in (effect, asks) if text)
         allowed.append(code(name) + (f" ({about})" if about else ""))
-    rounds = f"at most {counted(step.max_rounds or MAX_ROUNDS, 'round')}"
-    calls = f", and {duration(step.timeout_ms)} in calls" if step.timeout_ms else ""
-    return [f"a model may call {', '.join(allowed)}", rounds + calls]
+    rounds = tr("at most {rounds}", rounds=counted(step.max_rounds or MAX_ROUNDS, "round"))
+    calls = tr(", and {time} in calls", time=duration(step.timeout_ms)) if step.timeout_ms else ""
+    return [tr("a model may call {tools}", tools=", ".join(allowed)), rounds + calls]
 
 
 def field_line(name: str, field: Input) -> str:
     """Return a line about a field of a question: its name, title, type, choices and default."""
-    kind = " or ".join(code(as_text(choice)) for choice in field.enum) if field.enum else field.type
+    kind = either([as_text(choice) for choice in field.enum]) if field.enum else field.type
     about = ", ".join(prose(text) for text in (field.title, field.description) if text)
-    default = ", required" if field.is_required else f", by default {code(as_text(field.default))}"
+    default = tr(", required") if field.is_required else tr(", by default {value}", value=code(as_text(field.default)))
     return f"- {code(name)}{f' ({about})' if about else ''}: {kind}{limits_of(field)}{default}"
 
 
 def limits_of(field: Input) -> str:
     """Return the limits of a field, each after a comma."""
-    return "".join(f", {bound}" for bound in bounds_in_words(field)) + (f", matching {code(field.pattern)}" if field.pattern else "")
+    return "".join(f", {limit}" for limit in limits_in_words(field))
 
 
 def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, JsonValue]) -> list[str]:
@@ -208,7 +222,7 @@ def policy_facts(plan: ExecutionPlan, permissions: Permissions, *, asks: bool, g
     policy, timeout = plan.approval or ApprovalPolicy(), plan.options.approval_timeout_ms
     facts = [operators_fact(policy)] if policy.operators else []
     facts += permissions_facts(permissions)
-    facts += [REPLAN_FACT] if plan.on_failure == "replan" else []
+    facts += [tr(REPLAN_FACT)] if plan.on_failure == "replan" else []
     if not asks or not (plan.approval or timeout or gate_effects):
         return facts
     who = " or ".join(code(name) for name in policy.approvers) or "anyone"
@@ -225,21 +239,21 @@ def permissions_facts(permissions: Permissions) -> list[str]:
     """Return a phrase about the permissions that a plan gives, and which inputs give them. Empty if it can give none."""
     sources = ", ".join(code(source) for source in sources_of(*permissions.expressions))
     if not permissions.is_decided:
-        return [f"permissions that its tools get: decided by {sources or 'an expression'}"]
+        return [tr("permissions that its tools get: decided by {source}", source=sources or tr("an expression"))]
     if not permissions.names and not permissions.expressions:
         return []
-    names = ", ".join(map(code, permissions.names)) or "none"
-    return [f"permissions that its tools get: {names}" + (f" (from {sources})" if sources else "")]
+    names = ", ".join(map(code, permissions.names)) or tr("none")
+    return [tr("permissions that its tools get: {names}", names=names) + (tr(" (from {source})", source=sources) if sources else "")]
 
 
 def always_execute_fact(tools: Collection[str]) -> str:
     """Return a phrase about the tools in `always_execute`."""
-    return f"tools that models may call without a confirmation: {', '.join(map(code, tools))}"
+    return tr("tools that models may call without a confirmation: {names}", names=", ".join(map(code, tools)))
 
 
 def operators_fact(policy: ApprovalPolicy) -> str:
     """Return a phrase about who may operate."""
-    return f"who may run, resume, revise, cancel and roll back: {' or '.join(code(name) for name in policy.operators)}"
+    return tr("who may run, resume, revise, cancel and roll back: {names}", names=either(policy.operators))
 
 
 def _waiting_fact(policy: ApprovalPolicy, timeout_ms: int) -> str:

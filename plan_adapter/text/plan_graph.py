@@ -8,7 +8,7 @@ from plan_adapter.model.options import Effect
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.readable import listed, one_line
 from plan_adapter.text.formatting import dependencies_of
-from plan_adapter.text.gate_text import EFFECTS_SHOWN
+from plan_adapter.text.gate_text import effect_shown
 from plan_adapter.text.run_facts import SHAPES, ItemFacts, Mark, RunFacts, StepFacts
 
 FINAL_LABEL = "always, at the end"
@@ -121,7 +121,7 @@ def _branches(plan_graph: PlanGraph, nodes: list[GraphNode], prefix: str, marks:
 
 def _line_of(node: GraphNode, previous: GraphNode | None, marks: Mapping[Mark, str]) -> str:
     mark = f"{marks[node.mark]} " if node.mark is not None else ""
-    facts = [*([EFFECTS_SHOWN[node.effect].replace("*", "")] if node.effect is not None else []), *(["asks"] if node.asks else [])]
+    facts = [*([effect_shown(node.effect).replace("*", "")] if node.effect is not None else []), *(["asks"] if node.asks else [])]
     shown = f" ({', '.join(facts)})" if facts else ""
     expected = () if previous is None else (previous.id,)
     after = "" if node.after == expected else f", after {listed(node.after, SHOWN_DEPENDENCIES)}" if node.after else ", at once"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from plan_adapter.model.canonical import plan_digest
-from plan_adapter.model.options import EFFECTS, Effect
+from plan_adapter.model.language import later, tr
+from plan_adapter.model.options import Effect
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.readable import code, counted, duration, fenced, secret_parameters, words
 from plan_adapter.text.changes import FINALLY, Changes
 from plan_adapter.text.gate_text import (
-    EFFECTS_SHOWN,
     HEIGHT,
     MAX_LISTED,
     MIN_CALL_HEIGHT,
@@ -22,6 +22,7 @@ from plan_adapter.text.gate_text import (
     ValueMask,
     description_section,
     digests_section,
+    effect_shown,
     expiry_sentence,
     extent_of,
     first_calls,
@@ -66,8 +67,8 @@ def _changes(earlier: ExecutionPlan, preview: Preview, mask: ValueMask) -> Chang
 def changes_section(changes: Changes) -> list[str]:
     """Return the section on how a plan differs from its earlier version."""
     lines, same = changes.lines(most=CHANGES_SHOWN), changes.untouched()
-    lines = [*(lines or ["nothing"]), *([f"unchanged: {list_names(same, MAX_LISTED)}"] if same else [])]
-    return ["### What changed", "", *(f"- {line}" for line in lines), ""]
+    lines = [*(lines or [tr("nothing")]), *([tr("unchanged: {steps}", steps=list_names(same, MAX_LISTED))] if same else [])]
+    return [f"### {tr('What changed')}", "", *(f"- {line}" for line in lines), ""]
 
 
 DESCRIPTION_CHARACTERS = 300
@@ -102,35 +103,39 @@ def steps_list(preview: Preview, gates: frozenset[str], mask: ValueMask, *, limi
         shown.append(lines)
     items = [*(lines.item for lines in shown), ""]
     if missing := len(preview.steps) - len(shown):
-        items += [f"**{counted(missing, 'more step')} not shown here:** `plan show RUN` and `plan preview` show all.", ""]
+        not_shown = tr("**{steps} not shown here:** `plan show RUN` and `plan preview` show all.", steps=counted(missing, "more step"))
+        items += [not_shown, ""]
     blocks = [line for lines in shown for line in lines.blocks]
-    return [*items, *(["### Long values", "", *blocks, ""] if blocks else [])]
+    return [*items, *([f"### {tr('Long values')}", "", *blocks, ""] if blocks else [])]
 
 
 def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: bool, depth: int) -> _StepLines:
     step, blocks = preview.step, list[str]()
-    called = [f"plan {code(step.called)}"] if step.plan else [code(step.called)] if step.goal is None else []
+    called = [tr("plan {plan}", plan=code(step.called))] if step.plan else [code(step.called)] if step.goal is None else []
     parts = [*(group_facts(step, preview.items, preview.at_once, preview.on_error) or called), *preview.facts]
     if step.pinned is not None:
-        parts += [f"digest {code(plan_digest(step.pinned)[:12])}"]
+        parts += [tr("digest {digest}", digest=code(plan_digest(step.pinned)[:12]))]
     labelled = [(label_of(name), text) for name, text in labelled_facts(step).items()]
     given = mask.redact_parameters(step.tool_name or "", preview.parameters)
     parameters = [(code(name), value) for name, value in given if step.goal is None or name != "done_when"]  # which has a label
     _add_parts(step.id, [*labelled, *parameters], parts, blocks)
     if (undo := preview.rollback) is not None:
-        failed = ", also if the step failed" if step.rollback_failed else ""
-        parts.append(f"**undone by** {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}){failed}")
-        arguments = [(f"undone with {code(name)}", value) for name, value in mask.redact_parameters(undo.tool_name, undo.parameters)]
+        failed = tr(", also if the step failed") if step.rollback_failed else ""
+        parts.append(f"{tr('**undone by** {tool}', tool=code(undo.tool_name))} ({effect_shown(undo.effect)}){failed}")
+        undone_with = mask.redact_parameters(undo.tool_name, undo.parameters)
+        arguments = [(tr("undone with {name}", name=code(name)), value) for name, value in undone_with]
         _add_parts(step.id, arguments, parts, blocks)
-    effect = EFFECTS_SHOWN[preview.effect] + (" · **always runs, at the end**" if preview.is_finally_step else "")
+    facts = list[str]()
+    if step.inner:
+        facts += [tr("**asks first**")] if gate else []
+    else:
+        facts += [effect_shown(preview.effect) if step.ask is None else tr("**asks a person**")]
+        facts += [tr("**always runs, at the end**")] if preview.is_finally_step else []
+        facts += [tr("**asks again**")] if gate and step.ask is None else []
     if step.ask is not None:
-        effect = effect.replace(EFFECTS_SHOWN[preview.effect], "**asks a person**")
-        parts += [f"field {field_line(name, field).removeprefix('- ')}" for name, field in step.ask.fields.items()]
-        parts += [f"may answer: {list_names(step.approvers, MAX_LISTED)}"] if step.approvers else []
-    effect += " · **asks again**" if gate and step.ask is None else ""
-    asks = ["**asks first**"] if step.inner and gate else []
-    facts = asks if step.inner else [effect]
-    facts += [f"in the group {code(step.group)}"] if step.group is not None else []
+        parts += [tr("field {field}", field=field_line(name, field).removeprefix("- ")) for name, field in step.ask.fields.items()]
+        parts += [tr("may answer: {names}", names=list_names(step.approvers, MAX_LISTED))] if step.approvers else []
+    facts += [tr("in the group {group}", group=code(step.group))] if step.group is not None else []
     limits = [] if step.inner or step.goal is not None else [_time_limit(preview)]
     return _StepLines("  " * depth + " · ".join([f"- {_step_heading(preview, number)}", *facts, *parts, *limits]), blocks)
 
@@ -142,31 +147,35 @@ def _add_parts(step_id: str, facts: Iterable[tuple[str, JsonValue]], parts: list
         if text is not None:
             parts.append(f"{label} {code(text)}")
         else:
-            parts.append(f"{label} ({extent_of(value)}, below)")
+            parts.append(f"{label} ({tr('{extent}, below', extent=extent_of(value))})")
             blocks += value_block(f"{code(step_id)} {label}", value)
 
 
 def _step_heading(preview: StepPreview, number: int) -> str:
     step, items = preview.step, ""
     if preview.is_repeated:
-        items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
+        items = f" × {counted(preview.items, 'item') if preview.items is not None else tr('each item')}"
     description = step.description[:DESCRIPTION_CHARACTERS] + ("…" if len(step.description) > DESCRIPTION_CHARACTERS else "")
     return f"**{number}. {words(step.id)}**{items}" + (f": {words(description)}" if description else "")
 
 
 def _time_limit(preview: StepPreview) -> str:
     if not preview.timeout_ms:
-        longest = "no time limit"
+        longest = tr("no time limit")
+    elif preview.worst_case_ms is None:
+        longest = tr("time limit per item")
     else:
-        longest = "time limit per item" if preview.worst_case_ms is None else f"at most {duration(preview.worst_case_ms)}"
+        longest = tr("at most {limit}", limit=duration(preview.worst_case_ms))
     return f"{longest}, {retry_summary(preview.step)}" if preview.step.max_retries else longest
 
+
+MOST_COUNTED = "99 writes that can be undone"
+"""About the longest phrase that counts what has no row, for the height of its line."""
 
 LIMIT_BYTES = 200_000
 """How large the text of a gate can be before it omits steps of the plan."""
 
-_EFFECT_NOUNS: dict[Effect, str] = {"read": "read", "idempotent_write": "repeatable write", "write": "write"}
-_LEGEND = "Blue: reads. Yellow: writes, and can be repeated safely. **Red: writes.** Hexagon: asks again before it runs."
+_LEGEND = later("Blue: reads. Yellow: writes, and can be repeated safely. **Red: writes.** Hexagon: asks again before it runs.")
 
 
 def plan_gate_text(
@@ -195,13 +204,13 @@ def plan_gate_text(
     mask = ValueMask.of(bound)
     named = f" ({words(preview.run_name)})" if preview.run_name not in (None, preview.plan.name) else ""
     waits = expiry_sentence(preview.plan, expires_ms, None, nobody=nobody, at=context.at)
-    heading = f"Approve {plan_title(preview.plan)}{named}?"
+    heading = tr("Approve {name}?", name=plan_title(preview.plan) + named)
     changes = None if earlier is None else _changes(earlier, preview, mask)
     notes = notice_lines([*notices, *([] if changes is None else changes.raised())])
     head = [f"## {heading}", ""]
     asked = [" ".join(part for part in (context.sentence(), waits, _inputs_line(bound.inputs, mask)) if part), ""]
     # The last line counts what is not shown above, so its height is reserved with all that it could count.
-    left = HEIGHT - height_of([*notes, *head, *asked, last_line(preview, gates, ["99 writes that can be undone"])])
+    left = HEIGHT - height_of([*notes, *head, *asked, last_line(preview, gates, [MOST_COUNTED])])
     calls, counts = first_calls(preview, mask, height=max(left, MIN_CALL_HEIGHT))
     facts = [*asked, *calls, last_line(preview, gates, counts), ""]
     about = quoted_description(heading, preview.plan.description)
@@ -215,7 +224,7 @@ def plan_gate_text(
         *_inputs_section(bound.inputs, mask),
         *origin,
     ]
-    before += ["### Steps", ""]
+    before += [f"### {tr('Steps')}", ""]
     after = [
         *_irreversible_section(preview),
         *order_section(bound, preview, gates),
@@ -229,29 +238,33 @@ def _inputs_line(inputs: Mapping[str, JsonValue], mask: ValueMask) -> str:
     """Return the inputs in one sentence, as far as they are short."""
     shown = [f"{words(name)} {code(text)}" for name, value in inputs.items() if (text := inline_text(mask.redact(name, value))) is not None]
     more = len(inputs) - len(shown)
-    shown += [f"{more} long {'value' if more == 1 else 'values'} below"] if more else []
-    return f"Inputs: {joined_lines(shown, separator=', ')}." if shown else ""
+    shown += [tr("{values} below", values=counted(more, "long value"))] if more else []
+    return tr("Inputs: {inputs}.", inputs=joined_lines(shown, separator=", ")) if shown else ""
 
 
 def last_line(preview: Preview, gates: frozenset[str], counts: Sequence[str]) -> str:
     """Return the last sentences of the first screen: what else the run does, where it asks again, and how long it can take."""
     questions = [step.step.id for step in preview.steps if step.step.ask is not None]
     asks = [step.step.id for step in preview.steps if step.step.id in gates and step.step.ask is None]
-    alone = [step.step.id for step in preview.irreversible if not (step.step.inner or _asks_again(step.step, gates))]
-    unasked = f", not {list_names(alone, 2)}" if alone else ""
     also = [*counts, *([counted(len(questions), "question to a person", "questions to people")] if questions else [])]
-    return " ".join(
-        [
-            *([f"Also {' and '.join([', '.join(also[:-1]), also[-1]] if also[:-1] else also)}."] if also else []),
-            *([f"Asks again before {list_names(asks, 2)}{unasked}."] if asks else []),
-            worst_case_sentence(preview.worst_case_ms, asks=bool(asks or questions)),
-        ]
-    )
+    parts = [tr("Also {things}.", things=_joined(also))] if also else []
+    if asks:
+        again, alone = list_names(asks, 2), [step.step.id for step in preview.irreversible if _runs_unasked(step.step, gates)]
+        unasked = tr("Asks again before {steps}, not {others}.", steps=again, others=list_names(alone, 2))
+        parts.append(unasked if alone else tr("Asks again before {steps}.", steps=again))
+    return " ".join([*parts, worst_case_sentence(preview.worst_case_ms, asks=bool(asks or questions))])
 
 
-def _asks_again(step: Step, gates: Collection[str]) -> bool:
-    """Return whether `step`, its group or the step that runs its plan asks again before it runs."""
-    return any(step_id in gates for step_id in (step.id, step.group, step.within.id if step.within is not None else None))
+def _joined(texts: Sequence[str]) -> str:
+    """Return texts joined with commas, and the last one with `and`."""
+    *others, last = texts
+    return tr("{first} and {last}", first=", ".join(others), last=last) if others else last
+
+
+def _runs_unasked(step: Step, gates: Collection[str]) -> bool:
+    """Return whether a call runs although neither its step, nor its group, nor the step that runs its plan asks again."""
+    around = (step.id, step.group, step.within.id if step.within is not None else None)
+    return not step.inner and not any(step_id in gates for step_id in around)
 
 
 def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
@@ -259,33 +272,37 @@ def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[s
     plan = preview.plan
     questions = [step.step.id for step in preview.steps if step.step.ask is not None]
     called = Counter(step.effect for step in preview.steps if not step.step.inner and step.step.ask is None)
-    kinds = [counted(called[effect], _EFFECT_NOUNS[effect]) for effect in EFFECTS if called[effect]]
+    kinds = [counted(called["read"], "read")] if called["read"] else []
+    kinds += [counted(called["idempotent_write"], "repeatable write")] if called["idempotent_write"] else []
+    kinds += [counted(called["write"], "write")] if called["write"] else []
     kinds += [counted(len(questions), "question")] if questions else []
     asks = [step.step.id for step in preview.steps if step.step.id in gates and step.step.ask is None]
     undone = [step.step.id for step in preview.steps if step.rollback is not None]
     alone = [inner.id for group in plan.all_steps if plan.rolls_back_failed_items(group) for inner in group.steps if inner.id in undone]
-    or_asked = ", or if an approver requests it" if gates else ""
-    longest = "no time limit" if preview.worst_case_ms is None else f"takes at most: {duration(preview.worst_case_ms)}"
+    if_failed = tr("undone if the run fails, or if an approver requests it: {steps}", steps=list_names(undone))
+    if_failed = if_failed if gates else tr("undone if the run fails: {steps}", steps=list_names(undone))
+    limit = preview.worst_case_ms
+    longest = tr("no time limit") if limit is None else tr("takes at most: {time}", time=duration(limit))
     return [
-        "### The run",
+        f"### {tr('The run')}",
         "",
         f"- {counted(len(preview.steps), 'step')}: {', '.join(kinds)}",
-        *([f"- undone if the run fails{or_asked}: {list_names(undone)}"] if undone else []),
-        *([f"- undone as soon as their item has failed: {list_names(alone)}"] if alone else []),
-        *([f"- asks again before {list_names(asks)}"] if asks else []),
-        *([f"- asks a person: {list_names(questions)}"] if questions else []),
+        *([f"- {if_failed}"] if undone else []),
+        *([f"- {tr('undone as soon as their item has failed: {steps}', steps=list_names(alone))}"] if alone else []),
+        *([f"- {tr('asks again before {steps}', steps=list_names(asks))}"] if asks else []),
+        *([f"- {tr('asks a person: {steps}', steps=list_names(questions))}"] if questions else []),
         *secrets_lines(preview.secrets, preview.secret_creators),
         *(f"- {fact}" for fact in permissions_facts(preview.permissions)),
-        *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
+        *([f"- {tr(REPLAN_FACT)}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
-        *([f"- works in {code(folder)}"] if folder else []),
-        f"- {longest}" + (", without the waits for answers" if asks or questions else ""),
+        *([f"- {tr('works in {folder}', folder=code(folder))}"] if folder else []),
+        f"- {longest}" + (tr(", without the waits for answers") if asks or questions else ""),
         "",
     ]
 
 
 def _inputs_section(inputs: Mapping[str, JsonValue], mask: ValueMask) -> list[str]:
-    lines = ["### Inputs", ""] if inputs else []
+    lines = [f"### {tr('Inputs')}", ""] if inputs else []
     for name, value in inputs.items():
         lines += value_lines(code(name), mask.redact(name, value))
     return [*lines, ""] if lines else []
@@ -295,15 +312,15 @@ def order_section(bound: BoundPlan, preview: Preview, gates: frozenset[str]) -> 
     """Return the section with the picture of the steps."""
     effects: dict[str, Effect] = {step.step.id: step.effect for step in preview.steps}
     picture = mermaid([step.step for step in preview.steps], bound.validated.edges, effects=effects, gated=gates)
-    return [ORDER, "", *fenced(picture, "mermaid").split("\n"), "", _LEGEND, ""]
+    return [ORDER, "", *fenced(picture, "mermaid").split("\n"), "", tr(_LEGEND), ""]
 
 
 def _irreversible_section(preview: Preview) -> list[str]:
     final = preview.irreversible
-    lines = ["### What cannot be undone", ""]
+    lines, names = [f"### {tr('What cannot be undone')}", ""], [code(step.step.id) for step in final]
     if not final:
-        return [*lines, "Nothing.", ""]
+        return [*lines, tr("Nothing."), ""]
     if len(final) <= MAX_LISTED:
-        return [*lines, *(f"- {code(step.step.id)} writes and cannot be undone by this plan" for step in final), ""]
-    names = ", ".join(code(step.step.id) for step in final)
-    return [*lines, f"These {len(final)} steps write and cannot be undone by this plan: {names}", ""]
+        return [*lines, *(f"- {tr('{step} writes and cannot be undone by this plan', step=name)}" for name in names), ""]
+    those = tr("These {count} steps write and cannot be undone by this plan: {steps}", count=len(final), steps=", ".join(names))
+    return [*lines, those, ""]

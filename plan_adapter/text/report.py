@@ -4,12 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from plan_adapter.model.readable import as_text, duration, moment, plain, visible
+from plan_adapter.model.language import spoken, tr
+from plan_adapter.model.readable import as_text, counted, moment, plain, visible
 from plan_adapter.model.record import StepRun
 from plan_adapter.model.rounds import RoundRecord
 from plan_adapter.text.drawing import STYLE as PICTURE_STYLE
 from plan_adapter.text.formatting import StepCallRecord
-from plan_adapter.text.run_facts import NOTHING_LEFT, SHAPES, Mark, RunAccount, StepFacts, mark_of
+from plan_adapter.text.run_facts import NOTHING_LEFT, SHAPES, Mark, RunAccount, StepFacts, mark_of, started_text
 
 MAX_CHARACTERS = 4000
 """How much of a value is in the report. The store keeps all of it."""
@@ -49,28 +50,29 @@ class RunReport:
 def report_html(report: RunReport) -> str:
     """Return the report as an HTML document. Values are cut at 4,000 characters."""
     account, facts = report.account, report.account.facts
+    made = tr("made {when} from the store by {command}", when=moment(account.now), command=f"plan report {facts.id}")
     parts = [
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">',
+        f'<!doctype html>\n<html lang="{spoken()}"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
         f"<title>{_text(f'{account.state}: {facts.name}')}</title><style>{STYLE}{PICTURE_STYLE}</style></head><body>",
         *_head(account),
-        *_table("Inputs", facts.inputs),
-        *_table("Outputs", facts.outputs),
-        *_section("Steps as a picture", [f'<div class="wide">{report.picture}</div>']),
-        *(_section("Timeline", [_LEGEND, f'<div class="wide">{report.timeline}</div>']) if report.timeline else ()),
-        *_section("Approvals and answers", _list(account.approvals) if account.approvals else ["<p>nobody was asked</p>"]),
-        *_section("Steps", _steps(report)),
-        *(_section("Notes", _list(account.notes)) if account.notes else ()),
-        *_section("Record", [f"<p>{_text(report.record)}</p>", f"<p>plan <code>{_text(report.digest)}</code></p>"]),
-        f'<p class="dim">made {moment(account.now)} from the store by <code>plan report {_text(facts.id)}</code></p>',
+        *_table(tr("Inputs"), facts.inputs),
+        *_table(tr("Outputs"), facts.outputs),
+        *_section(tr("Steps as a picture"), [f'<div class="wide">{report.picture}</div>']),
+        *(_section(tr("Timeline"), [_legend(), f'<div class="wide">{report.timeline}</div>']) if report.timeline else ()),
+        *_section(tr("Approvals and answers"), _list(account.approvals or [tr("nobody was asked")])),
+        *_section(tr("Steps"), _steps(report)),
+        *(_section(tr("Notes"), _list(account.notes)) if account.notes else ()),
+        *_section(tr("Record"), [f"<p>{_text(report.record)}</p>", f"<p>{_text(tr('plan {plan}', plan=report.digest))}</p>"]),
+        f'<p class="dim">{_text(made)}</p>',
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
 
 
-_LEGEND = (
-    '<p class="dim">hatched: waiting for an answer; purple: rollback; ✗: a failed attempt; '
-    "<b>bold</b>: what the end of the run waited for</p>"
-)
+def _legend() -> str:
+    legend = tr("hatched: waiting for an answer; purple: rollback; ✗: a failed attempt; bold: what the end of the run waited for")
+    return f'<p class="dim">{_text(legend)}</p>'
 
 
 def _head(account: RunAccount) -> Iterator[str]:
@@ -81,13 +83,12 @@ def _head(account: RunAccount) -> Iterator[str]:
     for left in facts.left_behind:
         yield f'<p class="left">{_text(left.text(len(left.calls)))}</p>'
     if facts.is_undone:
-        yield f"<p>{NOTHING_LEFT}</p>"
+        yield f"<p>{_text(tr(NOTHING_LEFT))}</p>"
     if account.next_text:
-        yield f"<p><b>next:</b> {_text(account.next_text)}</p>"
-    by = f" by {facts.requested_by}" if facts.requested_by else ""
-    took = f", took {duration(facts.duration_ms)}" if facts.started_at is not None and facts.ended_at is not None else ""
-    when = f"started {moment(facts.started_at)}{by}, ended {moment(facts.ended_at)}{took}"
-    yield f'<p class="dim">run <code>{_text(facts.id)}</code>; {_text(when)}; {_text(facts.progress)}</p></header>'
+        yield f"<p>{_text(tr('next: {what}', what=account.next_text))}</p>"
+    about = [tr("run {id}", id=facts.id), started_text(facts)]
+    about += [tr("ended {when}", when=moment(facts.ended_at))] if facts.ended_at is not None else []
+    yield f'<p class="dim">{_text("; ".join([*about, facts.progress]))}</p></header>'
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
@@ -114,7 +115,7 @@ def _steps(report: RunReport) -> Iterator[str]:
 
 def _step(step: StepRun, facts: StepFacts | None, report: RunReport) -> Iterator[str]:
     mark = SHAPES[facts.mark if facts is not None else mark_of(step)]
-    detail = facts.detail if facts is not None else f"in {step.group}"
+    detail = facts.detail if facts is not None else tr("in the group {group}", group=step.group)
     is_open = " open" if facts is not None and facts.mark in (Mark.FAILED, Mark.UNKNOWN) else ""
     yield f"<details{is_open}><summary>{mark} <b>{_text(step.id)}</b> {_text(detail)}</summary>"
     if step.description:
@@ -129,20 +130,26 @@ def _step(step: StepRun, facts: StepFacts | None, report: RunReport) -> Iterator
     calls = report.calls.get(step.id, ())
     for call in calls[:MAX_CALLS]:
         item = "" if call.item is None else f"{call.label or call.item + 1}: "
-        by = f", `{call.resolution}` recorded by {call.by} ({call.known_by})" if call.by is not None else ""
+        by = ""
+        if call.by is not None:
+            by = tr(", `{answer}` recorded by {who} ({proof})", answer=call.resolution, who=call.by, proof=call.known_by)
         yield f"<p>{_text(item)}{_text(step.tool_name)}, {_text(str(call))}{_text(by)}</p><pre>{_value(call.parameters)}</pre>"
     if len(calls) > MAX_CALLS:
-        yield f"<p>{len(calls) - MAX_CALLS} more calls: <code>plan show {_text(report.account.facts.id)} --json</code></p>"
+        command = f"plan show {report.account.facts.id} --json"
+        more = tr("{calls}: {command}", calls=counted(len(calls) - MAX_CALLS, "more call"), command=command)
+        yield f"<p>{_text(more)}</p>"
     if step.error:
-        yield f"<p>error</p><pre>{_value(step.error)}</pre>"
+        yield f"<p>{tr('error')}</p><pre>{_value(step.error)}</pre>"
     if step.result is not None and not (facts is not None and facts.items):  # the calls have the results of items
-        yield f"<p>result</p><pre>{_value(step.result)}</pre>"
+        yield f"<p>{tr('result')}</p><pre>{_value(step.result)}</pre>"
     if rounds := report.rounds.get(step.id, ()):
-        yield f'<div class="wide"><table>{_ROUND_HEADINGS}{"".join(map(_round_row, rounds))}</table></div>'
+        yield f'<div class="wide"><table>{_round_headings()}{"".join(map(_round_row, rounds))}</table></div>'
     yield "</details>"
 
 
-_ROUND_HEADINGS = "<tr><th>round</th><th>the model decided</th><th>evidence</th><th>checked and answered</th></tr>"
+def _round_headings() -> str:
+    names = (tr("round"), tr("the model decided"), tr("evidence"), tr("checked and answered"))
+    return f"<tr>{''.join(f'<th>{_text(name)}</th>' for name in names)}</tr>"
 
 
 def _round_row(record: RoundRecord) -> str:

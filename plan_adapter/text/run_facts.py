@@ -1,14 +1,15 @@
 """`run_facts` returns what is true of a run, as values. Views, reports and lists word and lay out these, and compute none of their own."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
 from pydantic import JsonValue
 
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.plan import ASK, GOAL
-from plan_adapter.model.readable import as_text, call_name, counted, cut, duration, listed, one_line, redacted
+from plan_adapter.model.readable import as_text, call_name, counted, cut, duration, listed, moment, one_line, redacted
 from plan_adapter.model.record import Attempt, GroupItem, PlanRun, Receipt, StartedCommand, StepRun
 from plan_adapter.model.status import Outcome, PlanStatus, RunOutcome, RunReason, StepStatus
 
@@ -103,7 +104,7 @@ class LeftBehind:
         return f"{self.what}: {listed(self.calls, most)}" if self.calls else self.what
 
 
-NOTHING_LEFT = "every change was undone, and each undo succeeded; nothing was checked afterwards"
+NOTHING_LEFT = later("every change was undone, and each undo succeeded; nothing was checked afterwards")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,16 @@ class RunAccount:
     approvals: Sequence[str]  # oldest first
     notes: Sequence[str]  # steps of earlier versions, changed code
     now: datetime
+
+
+def started_text(facts: RunFacts, shown: Callable[[str], str] = str) -> str:
+    """Return when a run started, by whom, and how long it took, in words. `shown` escapes a name."""
+    by = shown(facts.requested_by) if facts.requested_by else ""
+    if facts.started_at is None:
+        return tr("by {who}, not started", who=by) if by else tr("not started")
+    when = moment(facts.started_at)
+    started = tr("started {when} by {who}", when=when, who=by) if by else tr("started {when}", when=when)
+    return started if facts.ended_at is None else tr("{started}, took {time}", started=started, time=duration(facts.duration_ms))
 
 
 def run_facts(
@@ -282,13 +293,14 @@ def _step_facts(run: PlanRun, calls: _Calls) -> list[StepFacts]:
 
 def _what(step: StepRun) -> str:
     if step.plan:
-        return f"plan {one_line(step.plan)}"
-    return {GOAL: "goal", ASK: "question", "": "group"}.get(step.tool_name, step.tool_name)
+        return tr("plan {plan}", plan=one_line(step.plan))
+    kinds = {GOAL: tr("goal"), ASK: tr("question"), "": tr("group")}
+    return kinds.get(step.tool_name, step.tool_name)
 
 
 def _count_text(items: Sequence[ItemFacts]) -> str:
     failed = sum(item.mark is Mark.FAILED for item in items)
-    return f"{failed} of {counted(len(items), 'item')} failed"
+    return tr("{count} of {items} failed", count=failed, items=counted(len(items), "item"))
 
 
 def _detail(step: StepRun) -> str:
@@ -345,7 +357,11 @@ def _list_items(step: StepRun, calls: _Calls) -> tuple[ItemFacts, ...]:
 
 def _left_behind(run: PlanRun, calls: _Calls, commands: Sequence[StartedCommand]) -> list[LeftBehind]:
     """Return the changes that stand after a run stopped. A run that is completed, or still runs, leaves nothing behind."""
-    running = [LeftBehind(f"the command of {command.call} {command.in_words}", ()) for command in commands if command.state == "running"]
+    running = [
+        LeftBehind(tr("the command of {call} {state}", call=command.call, state=command.in_words), ())
+        for command in commands
+        if command.state == "running"
+    ]
     if run.outcome in (None, RunOutcome.COMPLETED):
         return running
     done, failed, unknown = list[str](), list[str](), list[str]()
@@ -364,28 +380,30 @@ def _left_behind(run: PlanRun, calls: _Calls, commands: Sequence[StartedCommand]
                 pass
     undo = [call_name(*unit, attempt.label) for unit, attempt in calls.rollbacks.items() if not calls.is_undone(unit)]
     kinds = {
-        "outcome unknown, it may have been done": unknown,
-        "rollback not completed": undo,
-        "failed, and may have changed something": failed,
-        "done, and not undone": done,
+        tr("outcome unknown, it may have been done"): unknown,
+        tr("rollback not completed"): undo,
+        tr("failed, and may have changed something"): failed,
+        tr("done, and not undone"): done,
     }
     return [*running, *(LeftBehind(what, tuple(names)) for what, names in kinds.items() if names)]
 
 
-_STEP_ENDS = {"cancelled": "cancelled", "timed_out": "timed out"}
+_STEP_ENDS = {"cancelled": later("cancelled"), "timed_out": later("timed out")}
 """The reasons of steps that were stopped, in words."""
 
 
 def step_end_text(step: StepRun) -> str:
     """Return how `step` ended, in words: its duration and retries, or why it failed or was skipped."""
     if step.status is StepStatus.SKIPPED:
-        reason = one_line(step.reason or "not reached")
-        return reason if step.is_partly_done else f"skipped: {reason}"
-    tries = f" after {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
+        reason = one_line(step.reason or tr("not reached"))
+        return reason if step.is_partly_done else tr("skipped: {reason}", reason=reason)
+    tries = tr(" after {retries}", retries=counted(step.retry_count, "retry", "retries")) if step.retry_count else ""
     if step.status is StepStatus.COMPLETED:
-        return ("carried from an earlier start of this run" if step.carried else duration(step.duration_ms)) + tries
-    how = "its outcome is unknown" if step.outcome is Outcome.UNKNOWN else _STEP_ENDS.get(step.reason or "", "failed")
-    return f"{how}{tries}: {one_line(step.error or 'no reason was given')}"
+        return (tr("carried from an earlier start of this run") if step.carried else duration(step.duration_ms)) + tries
+    how = tr(_STEP_ENDS.get(step.reason or "", "failed"))
+    if step.outcome is Outcome.UNKNOWN:
+        how = tr("its outcome is unknown")
+    return f"{how}{tries}: {one_line(step.error or tr('no reason was given'))}"
 
 
 def short_result(result: JsonValue) -> str:

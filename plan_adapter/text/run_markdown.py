@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from plan_adapter.model.readable import code, duration, listed, moment, words
-from plan_adapter.text.run_facts import NOTHING_LEFT, SHAPES, RunFacts, StepFacts
+from plan_adapter.model.language import tr
+from plan_adapter.model.readable import code, counted, listed, words
+from plan_adapter.text.run_facts import NOTHING_LEFT, SHAPES, RunFacts, StepFacts, started_text
 
 SHOWN_CALLS = 20
 SHOWN_ITEMS = 100
@@ -19,17 +20,16 @@ def run_markdown(facts: RunFacts, outcome: str) -> str:
         calls = f": {listed([code(call) for call in left.calls], SHOWN_CALLS)}" if left.calls else ""
         lines += [f"**{words(left.what)}**{calls}", ""]
     if facts.is_undone:
-        lines += [f"{NOTHING_LEFT.capitalize()}.", ""]
-    show, report = f"plan show {facts.id}", f"plan report {facts.id}"
-    lines += [f"{code(show)} says what to type next; {code(report)} writes everything to one HTML file.", ""]
-    lines += [f"- output {code(name)}: {code(value)}" for name, value in facts.outputs.items()]
-    lines += [f"- input {code(name)}: {code(value)}" for name, value in facts.inputs.items()]
-    by = f" by {words(facts.requested_by)}" if facts.requested_by else ""
-    lines += [f"- started {moment(facts.started_at)}{by}, took {duration(facts.duration_ms)}: {words(facts.progress)}", "", "### Steps", ""]
+        lines += [f"{tr(NOTHING_LEFT).capitalize()}.", ""]
+    show, report = code(f"plan show {facts.id}"), code(f"plan report {facts.id}")
+    lines += [tr("{show} says what to type next; {report} writes everything to one HTML file.", show=show, report=report), ""]
+    lines += [f"- {tr('output {name}', name=code(name))}: {code(value)}" for name, value in facts.outputs.items()]
+    lines += [f"- {tr('input {name}', name=code(name))}: {code(value)}" for name, value in facts.inputs.items()]
+    lines += [f"- {started_text(facts, words)}: {words(facts.progress)}", "", f"### {tr('Steps')}", ""]
     for step in facts.steps[:SHOWN_STEPS]:
         lines += _step_lines(step)
     if len(facts.steps) > SHOWN_STEPS:
-        lines.append(f"- {len(facts.steps) - SHOWN_STEPS} more steps")
+        lines.append(f"- {counted(len(facts.steps) - SHOWN_STEPS, 'more step')}")
     return "\n".join(lines) + "\n"
 
 
@@ -41,4 +41,4 @@ def _step_lines(step: StepFacts) -> Iterator[str]:
         text = ": ".join(part for part in (calls, words(item.detail)) if part)
         yield f"{indent}  - {SHAPES[item.mark]} {words(item.label)}{': ' if text else ''}{text}"
     if len(step.items) > SHOWN_ITEMS:
-        yield f"{indent}  - {len(step.items) - SHOWN_ITEMS} more items"
+        yield f"{indent}  - {counted(len(step.items) - SHOWN_ITEMS, 'more item')}"

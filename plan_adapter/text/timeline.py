@@ -7,6 +7,7 @@ from html import escape
 from typing import Literal
 
 from plan_adapter.model.approvals import Gate
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import call_name, duration, visible
 from plan_adapter.model.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.model.status import Outcome
@@ -59,18 +60,29 @@ def timeline_of(
             mark = Mark.UNKNOWN
         kind = "rollback" if attempt.kind == "rollback" else "attempt"
         ended_at = end.ended_at if end is not None and end.by is None else run.completed_at or now
-        took = f", {duration((ended_at - attempt.started_at).total_seconds() * 1000)}"
-        title = f"{'rollback of ' if kind == 'rollback' else ''}{label}, attempt {attempt.number}: {mark}{took}"
+        name = tr("rollback of {call}", call=label) if kind == "rollback" else label
+        took = duration((ended_at - attempt.started_at).total_seconds() * 1000)
+        title = tr("{call}, attempt {number}: {end}, {time}", call=name, number=attempt.number, end=tr(_ENDS[mark]), time=took)
         bars.setdefault(label, []).append(Bar(attempt.started_at, max(ended_at, attempt.started_at), kind, mark, title))
         steps[label] = attempt.step_id
     for gate in gates:
-        label = "the plan" if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label)
+        label = tr("the plan") if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label)
         ended_at = gate.closed_at or run.completed_at or now
         took = duration((ended_at - gate.opened_at).total_seconds() * 1000)
-        title = f"{label} waited for {'an answer' if gate.kind == 'question' else 'an approval'}: {took}"
+        title = tr("{call} waited for an approval: {time}", call=label, time=took)
+        if gate.kind == "question":
+            title = tr("{call} waited for an answer: {time}", call=label, time=took)
         bars.setdefault(label, []).append(Bar(gate.opened_at, max(ended_at, gate.opened_at), "wait", Mark.WAITING, title))
     rows = [TimelineRow(label, steps.get(label) in critical, tuple(found)) for label, found in bars.items()]
     return sorted(rows, key=lambda row: min(bar.start for bar in row.bars))
+
+
+_ENDS = {
+    Mark.RUNNING: later("running"),
+    Mark.DONE: later("done"),
+    Mark.FAILED: later("failed"),
+    Mark.UNKNOWN: later("unknown"),
+}
 
 
 def _critical_steps(run: PlanRun) -> set[str]:

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import INPUT_NAME, has_expression, matches
 from plan_adapter.model.errors import ExpressionError
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.options import Input
 from plan_adapter.model.problems import Problem, did_you_mean
 from plan_adapter.model.readable import as_text, code, counted, cut, is_secret_name, is_visible, one_line, plain, prose
@@ -289,19 +290,20 @@ def type_in_words(definition: Input) -> str:
 def limits_in_words(definition: Input) -> Iterator[str]:
     """Yield what a value must keep to, except the choices: `at least 2`, `pattern ^web-[0-9]+$`. Its example comes last."""
     if definition.pattern is not None:
-        yield f"pattern {code(definition.pattern)}"
+        yield tr("pattern {pattern}", pattern=code(definition.pattern))
     yield from bounds_in_words(definition)
     if definition.example is not None:
-        yield f"for example {code(as_text(definition.example))}"
+        yield tr("for example {value}", value=code(as_text(definition.example)))
 
 
 def bounds_in_words(definition: Input) -> Iterator[str]:
     """Yield the limits of a number, or of the length of a value: `at least 2`, `at most 3 characters`."""
     unit = "member" if definition.type == "array" else "character"
-    numbers = (("at least", definition.minimum), ("at most", definition.maximum))
-    lengths = (("at least", definition.min_length), ("at most", definition.max_length))
-    yield from (f"{word} {limit:g}" for word, limit in numbers if limit is not None)
-    yield from (f"{word} {counted(limit, unit)}" for word, limit in lengths if limit is not None)
+    least, most = later("at least {limit}"), later("at most {limit}")
+    numbers = ((least, definition.minimum), (most, definition.maximum))
+    lengths = ((least, definition.min_length), (most, definition.max_length))
+    yield from (tr(text, limit=f"{limit:g}") for text, limit in numbers if limit is not None)
+    yield from (tr(text, limit=counted(limit, unit)) for text, limit in lengths if limit is not None)
 
 
 def _text_hint(definition: Input) -> str:
@@ -371,7 +373,7 @@ def _field_schema(declared: Input) -> dict[str, JsonValue]:
     if not declared.is_required and is_visible(declared.default):
         schema["default"] = declared.default
     elif not declared.is_required:  # the field would hide part of it; an empty field takes it as well
-        about.append(f"Empty: {code(as_text(declared.default))}")
+        about.append(tr("Empty: {value}", value=code(as_text(declared.default))))
     return schema | ({"description": " ".join(about)} if about else {})
 
 

@@ -120,6 +120,7 @@ def check_as_sub_plan(plan: ExecutionPlan, findings: Findings) -> None:
             findings.add("not-yet", at, message, "remove it here and write it in the plan around this one, or run this plan by itself")
     for at, has in (
         ("run_name", plan.run_name is not None),
+        ("language", plan.language is not None),
         ("tags", bool(plan.tags)),
         ("approval.release", plan.approval is not None and plan.approval.release),
     ):

@@ -7,11 +7,17 @@ from uuid import UUID
 from pydantic import JsonValue
 
 from plan_adapter.model.approvals import GateKind
+from plan_adapter.model.language import tr
 from tests.browser.pages import BrowserUser
 from tests.engine.gates import resume, wait_for_state
 
 NO_ANSWER_HERE = "an answer as described above (this page takes none)"
-DECISION_TITLES: dict[GateKind, str] = {"approval": "Decision", "question": "Decision", "outcome": "How it ended"}
+DECISION_TITLES: dict[GateKind, str] = {"approval": "Decision", "question": "Decision", "outcome": "Your answer"}
+
+
+def decision_title(kind: GateKind) -> str:
+    """Return the title of the field of the decision, in the language that is spoken."""
+    return tr(DECISION_TITLES[kind])
 
 
 @dataclass(frozen=True)
@@ -70,11 +76,11 @@ class NewerUi:
     async def answer(self, page: Page, decision: str, **fields: str) -> None:
         """Fill in the form and submit it."""
         run = await self.user.open_run(page.url)
-        form = await run.open_form(state=page.state, first=DECISION_TITLES[page.kind])
-        await form.choose(DECISION_TITLES[page.kind], decision)
+        form = await run.open_form(state=page.state, first=decision_title(page.kind))
+        await form.choose(decision_title(page.kind), decision)
         for title, value in fields.items():
             await form.choose(title, value)
-        await form.field("Your name").fill("ana")
+        await form.field(tr("Your name")).fill("ana")
         await form.submit()
         await run.page.close()
 
@@ -94,11 +100,11 @@ class OlderUi:
     async def answer(self, page: Page, decision: str, **fields: str) -> None:
         """Fill in the form and submit it."""
         run = await self.user.open_run(page.url)
-        form = await run.open_older_form(first=DECISION_TITLES[page.kind])
-        await form.choose(DECISION_TITLES[page.kind], decision)
+        form = await run.open_older_form(first=decision_title(page.kind))
+        await form.choose(decision_title(page.kind), decision)
         for title, value in fields.items():
             await form.choose(title, value)
-        await form.write("Your name", "ana")
+        await form.write(tr("Your name"), "ana")
         await form.submit()
         await form.page.close()
         await run.page.close()

@@ -4,7 +4,7 @@ Each situation has the texts that a person who knows nothing of the run must be 
 is known. `make browser` saves the pictures.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,9 +12,10 @@ import pytest
 
 from plan_adapter.engine.connection import Server
 from plan_adapter.model.approvals import GateKind
+from plan_adapter.model.language import LANGUAGES, Language, speaking, spoken
 from tests.agent.goal_players import playing, writes
 from tests.agent.server import ScriptedServer
-from tests.browser.answering import DECISION_TITLES, NewerUi, Page
+from tests.browser.answering import NewerUi, Page, decision_title
 from tests.browser.pages import BrowserUser, GateForm, OlderForm, is_in_viewport
 from tests.browser.test_gates import Start
 
@@ -57,7 +58,14 @@ ITEM = "A step of rolling-restart (restart in production), asked by "
 EXPECTED: dict[tuple[str | None, int | None], Situation] = {
     (None, None): Situation(
         "Approve rolling-restart (restart in production)?",
-        ("Asked by ", "Inputs: site production", "Cannot be undone:", "systemctl restart ${{ item }}", "Asks again before nodes"),
+        (
+            "Asked by ",
+            "Inputs: site production",
+            "Cannot be undone:",
+            "systemctl restart ${{ item }}",
+            "Asks again before nodes",
+            ", not send",
+        ),
         "approve",
     ),
     ("nodes", 1): Situation(
@@ -73,13 +81,29 @@ EXPECTED: dict[tuple[str | None, int | None], Situation] = {
         (("怎么办", "switch"),),
     ),
     ("send", None): Situation(
-        "How did send end?",
-        ("It called bash with:", "echo charged customer 4711; sleep 60", "Check whether the change was made", ITEM),
+        "Did send take effect?",
+        ("It called bash with:", "echo charged customer 4711; sleep 60", "Check whether the change was made", "it happens twice", ITEM),
         "done",
     ),
     ("report", 1): Situation(
         "The model asks to call write_file", ("report.txt", "It writes", "Round 1 of the goal “Tell the team what was done”"), "approve"
     ),
+}
+
+
+CHINESE: dict[tuple[str | None, int | None], Situation] = {
+    (None, None): Situation(
+        "批准 rolling-restart (restart in production)?",
+        ("输入:site production", "无法撤销:", "systemctl restart ${{ item }}", "执行 nodes 前会再次询问,执行 send 前不会。"),
+        "approve",
+    ),
+    ("nodes", 1): Situation(
+        "批准 对 web-1 (第 1 个,共 2 个) 执行 nodes?", ("无法撤销:", "systemctl restart web-1", "可以撤销:"), "approve"
+    ),
+    ("nodes", 2): Situation("批准 对 web-2 (第 2 个,共 2 个) 执行 nodes?", ("此前:web-1 已完成: 200 OK",), "approve"),
+    ("decide", None): Situation("要切换到备用站点吗?", ("web-1 已完成, web-2 已完成",), "answer", (("怎么办", "switch"),)),
+    ("send", None): Situation("send 生效了吗?", ("它调用了 bash,参数:", "它会发生两次"), "done"),
+    ("report", 1): Situation("模型请求调用 write_file", ("report.txt", "写操作", "目标“Tell the team what was done”的第 1 轮"), "approve"),
 }
 
 
@@ -105,26 +129,39 @@ async def assert_readable(form: "GateForm | OlderForm", situation: Situation, fi
         assert await is_in_viewport(form.description.get_by_text(text).first), (where, situation.title, text)
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
 async def test_every_gate_can_be_understood_from_its_first_screen(
-    start: Start, user: BrowserUser, prefect_server: Server, model: ScriptedServer
+    language: Language, start: Start, user: BrowserUser, prefect_server: Server, model: ScriptedServer
 ) -> None:
-    plan = start(SITUATIONS, PLAN_ADAPTER_MODEL="scripted", PLAN_ADAPTER_MODEL_URL=model.url)
+    with speaking(language):
+        await look_at_every_gate(EXPECTED if language == "en" else CHINESE, start, user, prefect_server, model)
+
+
+async def look_at_every_gate(
+    expected: Mapping[tuple[str | None, int | None], Situation],
+    start: Start,
+    user: BrowserUser,
+    prefect_server: Server,
+    model: ScriptedServer,
+) -> None:
+    """Run the plan, look at each gate in both UIs, and answer it."""
+    plan = start(f"language: {spoken()}\n{SITUATIONS}", PLAN_ADAPTER_MODEL="scripted", PLAN_ADAPTER_MODEL_URL=model.url)
     url, seen = await plan.link(), list[tuple[str | None, int | None]]()
     async for event in plan.shown_gates():
         gate, kind = event["gate"], cast("GateKind", event["gate"]["asks"])
         key = (gate["step"], gate["item"])
         page = Page(url if gate["step"] is None else str(prefect_server.run_url(gate["flow_run_id"])), kind)
-        situation, first = EXPECTED[key], DECISION_TITLES[kind]
+        situation, first = expected[key], decision_title(kind)
         run = await user.open_run(page.url)
         newer, older = await run.open_form(first=first), await run.open_older_form(first=first)
         for form, ui in ((older, "v1"), (newer, "v2")):
             await form.page.bring_to_front()
-            await user.save_screenshot(form.page, f"situation-{len(seen)}-{gate['step'] or 'plan'}-{ui}")
+            await user.save_screenshot(form.page, f"situation-{spoken()}-{len(seen)}-{gate['step'] or 'plan'}-{ui}")
             await assert_readable(form, situation, first, where=ui)
         await older.page.close()
         # On a narrow window, the older UI has another layout, whose forms people open from a menu.
         await newer.page.set_viewport_size({"width": 480, "height": 900})
-        await user.save_screenshot(newer.page, f"situation-{len(seen)}-{gate['step'] or 'plan'}-v2-480")
+        await user.save_screenshot(newer.page, f"situation-{spoken()}-{len(seen)}-{gate['step'] or 'plan'}-v2-480")
         assert await is_in_viewport(newer.description.get_by_role("heading", name=situation.title)), (situation.title, "480 wide")
         field = situation.values[0][0] if situation.values else first  # the first one
         assert await is_in_viewport(newer.dialog.get_by_text(field, exact=True).first), (situation.title, "480 wide")
@@ -132,4 +169,4 @@ async def test_every_gate_can_be_understood_from_its_first_screen(
         await NewerUi(user).answer(page, situation.decision, **dict(situation.values))
         seen.append(key)
     assert (await plan.end())[0] == 0, plan.output
-    assert seen == [*EXPECTED]
+    assert seen == [*expected]

@@ -183,7 +183,7 @@ def test_an_edited_plan_is_validated_shown_and_asked_again(terminals: list[Termi
     assert "unknown-tool" in terminal.shown
     terminal.type("\n")
     terminal.wait_for("Use this version?")
-    assert "~ greet.parameters.who: 世界 → 大家" in terminal.shown
+    assert "`greet.parameters.who`: `世界` → `大家`" in terminal.shown
     terminal.type("y\n")
     terminal.wait_for("Why?")
     terminal.type("\n")

@@ -402,11 +402,14 @@ def test_a_signed_resolution_answers_the_form_from_a_machine_without_the_store(
         refused = laptop("approve", run.run_id, "--api")
         assert f"not for an approval: `plan resolve {run.run_id} lost done|again|abort --api --digest {form['digest'][:12]}`" in refused.err
         assert laptop("resolve", run.run_id, "lost", "done", "--api").code == 2
-        result = laptop("resolve", run.run_id, "lost", "done", "--api", "--sign", "--by", "ana", "--result", '"好"')
+        done = ("resolve", run.run_id, "lost", "done", "--api", "--sign", "--by", "ana")
+        refused = laptop(*done, "--result", '"好"')
+        assert (refused.code, "no step uses the result of this call" in refused.err) == (2, True), refused.err
+        result = laptop(*done)
         assert (result.code, "recorded `done` for step lost" in result.out) == (0, True), result.err
         code, _ = run.end()
     shown = plan("show", run.run_id, "--json").run
-    assert (code, shown["status"], shown["steps"][0]["result"]) == (0, "completed", "好")
+    assert (code, shown["status"], shown["steps"][0]["status"]) == (0, "completed", "completed")
 
 
 @pytest.mark.thorough

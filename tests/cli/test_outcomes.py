@@ -10,7 +10,7 @@ from tests.cli.test_terminal import Terminal, piped, run_at, terminals
 
 __all__ = ["terminals"]
 
-PROMPT = f"How did `lost` end? Your answer as {os_user()}: done, again, abort, [v]iew, [?] "
+PROMPT = f"Did `lost` take effect? Your answer as {os_user()}: done, again, abort, [v]iew, [?] "
 LOST = step("lost", "get_lost")
 
 
@@ -18,11 +18,11 @@ def test_the_person_at_the_terminal_resolves_the_outcome_and_the_run_continues(t
     used = {**GREET, "depends_on": ["lost"], "parameters": {"who": "${{ string(steps.lost.result) }}"}}
     terminal = run_at(terminals, document(LOST, used))
     terminal.wait_for(PROMPT)
-    assert "How did lost end?" in terminal.shown
+    assert "Did lost take effect?" in terminal.shown
     assert "approval digest" not in terminal.shown
     terminal.type("y\n")
     terminal.wait_for_next(PROMPT)
-    assert "it was not done: the call is repeated" in terminal.shown
+    assert "it did not: the call is repeated; if this is wrong, it happens twice" in terminal.shown
     terminal.type("done\n")
     terminal.wait_for("What did it return?")
     terminal.type("{kaputt\n")
@@ -55,7 +55,7 @@ def test_other_commands_list_and_resolve_the_outcome_but_cannot_approve_it(termi
 def test_the_run_ends_as_unknown_if_nobody_can_be_asked(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(LOST), "--yes")
     assert terminal.end() == 7
-    assert "How did" not in terminal.shown
+    assert "take effect?" not in terminal.shown
 
 
 def test_nobody_is_asked_for_a_result_that_nothing_uses(terminals: list[Terminal]) -> None:

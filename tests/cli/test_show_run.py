@@ -88,7 +88,7 @@ FAILED_AND_UNDONE = """\
   every change was undone, and each undo succeeded; nothing was checked
   afterwards
   next: a run that was rolled back cannot be resumed: `plan run <digest>
-  --inputs FILE --offline` starts a new one
+  --input 'nodes=["web-1", "数据库-2", "web-3"]' --offline` starts a new one
 
   run <id>, started <moment> by <me>,
   took <time>
@@ -149,7 +149,14 @@ def test_a_run_that_waits_at_an_item_shows_what_is_asked_and_what_to_type(plan: 
     nodes = {"id": "nodes", "for_each": "${{ ['web-1', 'web-2'] }}", "requires_approval": "each", "steps": [inside]}
     run_id = plan("run", document({**nodes, "description": "逐个重启"}), "--offline", "--json", *TOOLS).run["id"]
     text = shown(plan)
-    assert text.splitlines()[:2] == ["⏸ Waiting at nodes[web-1] (no process waits): 试运行", "  逐个重启"]
+    lines = text.splitlines()
+    assert lines[:3] == [
+        "⏸ Waiting at nodes[web-1] (no process waits): 试运行",
+        "  Approve nodes for web-1 (1 of 2)?",
+        "  │ 逐个重启",
+    ]
+    assert lines[3].startswith("  A step of 试运行 (run …")
+    assert "  It only reads:\n  - 1. restart: `greet` `web-1`\n" in text
     assert "  waits for an approval of step nodes[web-1] since <moment> (<time>); no" in text
     assert "    ⏸ web-1  · restart\n    · web-2  · restart\n" in text
     assert f"`plan approve {run_id} --step nodes --item web-1 --digest " in plan("show", run_id).next

@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 from pydantic import BaseModel, JsonValue
 
+from plan_adapter.model.language import LANGUAGES
 from plan_adapter.model.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow
 from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
 
@@ -157,6 +158,7 @@ plan_fields: dict[str, st.SearchStrategy] = {
     "permissions": tags | st.sampled_from(["${{ inputs.a ? ['甲'] : [] }}", "${{ [inputs.b, 'net'] }}"]),
     "on_failure": optional(st.just("replan")),
     "run_name": optional(texts.filter(bool)),
+    "language": optional(st.sampled_from(LANGUAGES)),
     "tags": tags,
     "outputs": mappings,
     "metadata": mappings,

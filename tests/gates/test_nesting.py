@@ -28,6 +28,7 @@ LOOSE: Mapping[str, Any] = {
     "metadata": {"approval": {"approvers": ["intern"]}},
     "tags": ["reviewed"],
     "run_name": "approved",
+    "language": "zh",
     "permissions": ["reorder"],
     "approval.approvers": ["intern"],
     "approval.operators": ["intern"],

@@ -76,7 +76,7 @@ async def test_a_run_at_an_outcome_gate_shows_why_it_waits_and_what_each_answer_
         await world.store.changed(0.5)
     assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.UNKNOWN)
     for part in (
-        "## How did send end?",
+        "## Did send take effect?",
         "Attempt 1 of this write was interrupted, and its outcome was not recorded. It called `send` with:",
         "started at ",
         "start 1, by process ",

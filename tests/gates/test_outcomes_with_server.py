@@ -67,7 +67,7 @@ async def test_the_outcome_form_asks_again_after_a_wrong_answer_and_done_continu
     gate, flow_run_id = await shown(world)
     page = await flow_run(flow_run_id)
     assert page.name.startswith("resolve send of ")
-    assert "How did send end?" in await form_text(flow_run_id, gate.keyset or "")
+    assert "Did send take effect?" in await form_text(flow_run_id, gate.keyset or "")
     [form] = [form for form in await open_forms() if form.gate_id == gate.id]
     assert (form.kind, form.step_id) == ("outcome", "send")
     assert (await resume(flow_run_id, {"decision": "approve", "approver": "ana"})).status is SetStateStatus.REJECT

@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.responses import SetStateStatus
 
 from plan_adapter import ExecutionPlan, compile_plan, tool
 from plan_adapter.engine.internals import rerun
@@ -16,6 +17,7 @@ from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.plans import validate
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.store import PlanStatus
+from plan_adapter.text.commands import SHOWN_DIGITS
 from plan_adapter.tools.registry import ToolRegistry
 from tests.engine.gates import flow_run, resume
 from tests.gates.test_with_server import APPROVE, shown
@@ -59,7 +61,10 @@ async def test_a_retried_flow_run_with_changed_tools_asks_about_them_in_its_form
         in (await world.store.gates.get(fresh.id)).text
     )
     assert world.struck == []
-    await resume(flow_run_id, APPROVE)
+    # The form asks about other content than the page showed first, so its field of the decision has the digest in its name.
+    decision = {f"decision_{fresh.approval_digest[:SHOWN_DIGITS]}": "approve", "approver": APPROVE["approver"]}
+    assert (await resume(flow_run_id, APPROVE)).status is SetStateStatus.REJECT
+    assert (await resume(flow_run_id, decision)).status is SetStateStatus.ACCEPT
     assert (await again).is_completed()
     done = await world.store.run(run.id)
     assert (done.status, done.step("look").carried, world.struck) == (PlanStatus.COMPLETED, True, ["a"])

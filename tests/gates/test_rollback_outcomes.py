@@ -162,7 +162,7 @@ async def test_an_open_outcome_gate_keeps_the_runs_reason_and_shows_the_call(wor
     run = await world.store.run(gate.run_id)
     assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.STEP_FAILED)
     for part in (
-        "How did rollback two end?",
+        "Did rollback two take effect?",
         "Undo: Drain two",
         "It called `put_back` with",
         "nothing else is undone",

@@ -26,6 +26,7 @@ PLAN_FIELDS: list[dict[str, Any]] = [
     {"on_failure": "replan", "isolation": "process", "tags": ["web", "生产"]},
     {"outputs": {"text": "${{ steps.a.result.text }}", "n": [1, 2.5, None, True, {"深": "x"}]}},
     {"run_name": "restart 一", "metadata": {"owner": "ana", "since": 2026}},
+    {"language": "zh"},
     {"options": {"require_approval": False, "step_timeout_ms": 1000, "total_timeout_ms": 60_000, "finally_timeout_ms": 5000}},
     {"options": {"auto_approve": True, "allow_parallel": True, "max_parallel_steps": 7, "approval_timeout_ms": 9000}},
     {"options": {"continue_on_error": True}},

@@ -156,7 +156,7 @@ async def test_a_gate_form_reopens_with_its_server_and_can_be_answered(gated: bo
     run = await running
     assert run.status is PlanStatus.COMPLETED
     with use_server(outage.server):
-        right = dict.fromkeys(["", "first", "second"], "Completed") | ({"approve second-0": "Approved"} if gated else {})
+        right = dict.fromkeys(["", "first", "second"], "Completed") | ({"approval-0": "Approved"} if gated else {})
         assert await shown(run, wanted=right.__eq__) == right
         assert await reconcile(store, with_prefect=True) == []
     await drop_queues()

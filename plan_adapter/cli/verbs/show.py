@@ -21,6 +21,7 @@ from plan_adapter.model.errors import RunConflictError, StoreError
 from plan_adapter.model.readable import code, counted, item_number, one_line, plain
 from plan_adapter.text.commands import ANY_FIELDS, answer_command
 from plan_adapter.text.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
+from plan_adapter.text.gate_text import split_text
 from plan_adapter.text.preview import name_of_run
 from plan_adapter.text.run_facts import RunAccount, RunFacts, run_facts
 
@@ -144,7 +145,7 @@ def account_of(found: ShownRun) -> RunAccount:
     return RunAccount(
         facts=found.facts,
         state=found.listed,
-        asked=[text for gate in state.gates[:SHOWN_GATES] for text in _asked_lines(gate, state.now)],
+        asked=[text for gate in state.gates[:SHOWN_GATES] for text in _asked_lines(gate, state.now, is_only=len(state.gates) == 1)],
         next_text=_next_at_gate(found.next_text, state.gates),
         approvals=[plain(text) for text in state.events()],
         notes=[plain(note) for note in notes],
@@ -164,12 +165,15 @@ def _next_at_gate(next_text: str | None, gates: "Sequence[Gate]") -> str | None:
     return f"{before}{refuse}{lists}{after}"
 
 
-def _asked_lines(gate: "Gate", now: "datetime") -> list[str]:
-    """Return the question of a gate, who may answer, and since when it waits."""
+def _asked_lines(gate: "Gate", now: "datetime", *, is_only: bool) -> list[str]:
+    """Return what a gate asks, who may answer, and since when it waits. The only gate is shown with its first screen."""
     what = one_line(gate.description)
     waits = plain(gate_line(gate, now))
     if gate.kind == "question":
         return [what, f"answer with {'; '.join(field_text(name, field) for name, field in gate.fields.items())}", waits]
+    if is_only and gate.text:
+        first, _ = split_text(gate.text)
+        return [*(line for line in plain(first).splitlines() if line.strip()), waits]
     return [what, waits] if gate.step_id is not None and what else [waits]
 
 

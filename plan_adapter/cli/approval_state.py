@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from plan_adapter.cli.records import gate_place
+from plan_adapter.cli.records import gate_place, outcome_in_words
 from plan_adapter.gates.approval import refusal, requires_approval, why_nobody_may_answer
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.local.settings import Settings
@@ -250,29 +250,7 @@ def listed_state(run: PlanRun, gates: Sequence[Gate], state: ApprovalState | Non
     if run.outcome is None and run.status is PlanStatus.EXECUTING:
         return ListedState(tr("Running") + (f" ({one_line(run.message)})" if run.message else ""))  # it waits for a run window or a key
     needs_person = run.outcome in (RunOutcome.INTERRUPTED, RunOutcome.UNKNOWN_OUTCOME)
-    return ListedState(_outcome_in_words(run), is_waiting=needs_person)
-
-
-_OUTCOMES: Mapping[RunOutcome, str] = {
-    RunOutcome.COMPLETED: later("Completed"),
-    RunOutcome.FAILED: later("Failed"),
-    RunOutcome.PARTIAL: later("Partial"),
-    RunOutcome.ROLLED_BACK: later("RolledBack"),
-    RunOutcome.ROLLBACK_INCOMPLETE: later("RollbackIncomplete"),
-    RunOutcome.CANCELLED: later("Cancelled"),
-    RunOutcome.REJECTED: later("Rejected"),
-    RunOutcome.EXPIRED: later("Expired"),
-    RunOutcome.TIMED_OUT: later("TimedOut"),
-    RunOutcome.INTERRUPTED: later("Interrupted"),
-    RunOutcome.UNKNOWN_OUTCOME: later("UnknownOutcome"),
-}
-
-
-def _outcome_in_words(run: PlanRun) -> str:
-    """Return how `run` ended, with the reason that its outcome hides, or its status if it has not ended."""
-    if run.outcome is None:
-        return run.status.capitalize()
-    return tr(_OUTCOMES[run.outcome]) + run.outcome_text.removeprefix(run.outcome)
+    return ListedState(outcome_in_words(run), is_waiting=needs_person)
 
 
 def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labels: "Mapping[Unit, str]") -> str:

@@ -27,6 +27,7 @@ from plan_adapter.cli.progress_lines import (
 from plan_adapter.cli.run_view import STYLES, shapes
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.model.hooks import Event
+from plan_adapter.model.language import tr
 from plan_adapter.model.readable import counted, duration, one_line, visible
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.model.status import StepStatus
@@ -99,7 +100,7 @@ class LiveDisplay:
         self._carried = CarriedSummary()
         self._width = min(self._console.width // 2, max((Text(step.id).cell_len for step in steps), default=0))
         self._since = time.monotonic()
-        self._print(Text.assemble((one_line(event.run.name), "bold"), f"  run {event.run.id}"))
+        self._print(Text.assemble((one_line(event.run.name), "bold"), f"  {tr('run {id}', id=event.run.id)}"))
         self._print(*(Text(visible(link)) for link in self._link_once.lines(event, self._links)))
         self._is_live = True
         self._start_live()
@@ -187,13 +188,14 @@ class LiveDisplay:
         if self._earlier is None:
             return text
         runs, longest_ms = self._earlier
-        longest = f"at most {duration(longest_ms)} in {counted(runs, 'earlier run')}"
-        return f"{text}; {duration(1000 * int(now - self._since))} so far, {longest}"
+        longest = tr("at most {time} in {runs}", time=duration(longest_ms), runs=counted(runs, "earlier run"))
+        return f"{text}; {tr('{time} so far', time=duration(1000 * int(now - self._since)))}, {longest}"
 
     def _running_row(self, running: _RunningStep, now: float) -> RenderableType:
         if running.retry_at is not None and running.retry_at > now:
             left = duration(1000 * math.ceil(running.retry_at - now))
-            text = self._row(running.step, ("!", "yellow"), f"{running.problem}; {_attempt(running)} in {left}", style="yellow")
+            again = tr("{problem}; {attempt} in {time}", problem=running.problem, attempt=_attempt(running), time=left)
+            text = self._row(running.step, ("!", "yellow"), again, style="yellow")
         else:
             frame = self._spinner.render(now)
             mark = frame.plain if isinstance(frame, Text) else "*"
@@ -217,7 +219,7 @@ class LiveDisplay:
 def _attempt(running: _RunningStep) -> str:
     """Return which attempt of the step is next or in progress. The attempts of items are not counted together."""
     number, most = running.failures + 1, running.step.max_retries + 1
-    return f"attempt {number} of {most}" if 1 < number <= most else "again"
+    return tr("attempt {number} of {most}", number=number, most=most) if 1 < number <= most else tr("again")
 
 
 def _with_call_name(event: Event, text: str) -> str:

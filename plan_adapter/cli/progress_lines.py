@@ -8,7 +8,9 @@ from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.cli.records import event_json, gate_place
 from plan_adapter.gates.approval import why_nobody_may_answer
+from plan_adapter.model.approvals import GateKind
 from plan_adapter.model.hooks import Event
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import counted, duration, moment, one_line
 from plan_adapter.text.commands import answer_command
 from plan_adapter.text.run_facts import step_end_text
@@ -114,7 +116,8 @@ class CarriedSummary:
             self._count = sum(step.carried for step in event.run.steps)
         if self._count <= CARRIED_LINES:
             return None
-        return [f"{counted(self._count, 'step')} carried from an earlier start of this run"] if is_first else []
+        carried = tr("{steps} carried from an earlier start of this run", steps=counted(self._count, "step"))
+        return [carried] if is_first else []
 
 
 class PlainDisplay:
@@ -152,20 +155,24 @@ class PlainDisplay:
 def gate_line(event: Event) -> str:
     """Return a line about a gate: what it waits for, or how it was closed."""
     assert event.gate is not None
-    place = gate_place(event.gate) if event.gate.step_id is not None else "the plan"
+    place = gate_place(event.gate) if event.gate.step_id is not None else tr("the plan")
     if event.kind == "gate_refused":
-        return f"{place}: {one_line(event.message or 'an answer was refused')}"
+        return f"{place}: {one_line(event.message or tr('an answer was refused'))}"
     if event.kind == "gate_answered":
-        closed = "replaced by a new version of the plan" if event.gate.end == "superseded" else event.message
-        return f"{place}: {one_line(closed or 'its gate was closed')}"
-    until = f" until {moment(event.gate.expires_at)}" if event.gate.expires_at is not None else ""
-    waits = {
-        "approval": f"waits for an approval{until}",
-        "question": f"waits for an answer to its question{until}",
-        "outcome": "its outcome is unknown; a person must record it",
-    }[event.gate.kind]
+        closed = tr("replaced by a new version of the plan") if event.gate.end == "superseded" else event.message
+        return f"{place}: {one_line(closed or tr('its gate was closed'))}"
+    waits = tr(_WAITS[event.gate.kind])
+    if event.gate.expires_at is not None and event.gate.kind != "outcome":
+        waits = tr("{waits} until {when}", waits=waits, when=moment(event.gate.expires_at))
     why = f"; {one_line(event.run.message)}" if event.run.message and event.gate.step_id is None else ""
     return f"{place}: {waits}{why}"
+
+
+_WAITS: dict[GateKind, str] = {
+    "approval": later("waits for an approval"),
+    "question": later("waits for an answer to its question"),
+    "outcome": later("its outcome is unknown; a person must record it"),
+}
 
 
 def opened_lines(event: Event) -> list[str]:
@@ -177,10 +184,13 @@ def answer_line(event: Event) -> str:
     """Return the line that says how to answer an open gate, or that nobody may."""
     assert event.gate is not None
     if (nobody := why_nobody_may_answer(event.gate.gate_policy)) is not None:
-        return f"nobody may answer: {nobody}; `plan cancel {event.run.id}` ends the run"
-    where = "in the form on that page" if event.gate.step_id is None else "in its form (link below)"
-    form = f"{where}, or " if event.in_form else ""
-    return f"answer {form}with `{answer_command(event.gate)}`"
+        return tr("nobody may answer: {why}; `{command}` ends the run", why=nobody, command=f"plan cancel {event.run.id}")
+    command = answer_command(event.gate)
+    if not event.in_form:
+        return tr("answer with `{command}`", command=command)
+    if event.gate.step_id is None:
+        return tr("answer in the form on that page, or with `{command}`", command=command)
+    return tr("answer in its form (link below), or with `{command}`", command=command)
 
 
 def detach_line(event: Event, otherwise: str) -> str:
@@ -194,7 +204,7 @@ def form_lines(event: Event, links: Links) -> list[str]:
     """Return the lines with the link to the form of a step's gate."""
     assert event.gate is not None
     found = links(event.gate.flow_run_id) if event.gate.flow_run_id is not None else []
-    return [f"{gate_place(event.gate)}: its form is on {found[0]}", *found[1:]] if found else []
+    return [tr("{gate}: its form is on {link}", gate=gate_place(event.gate), link=found[0]), *found[1:]] if found else []
 
 
 def plain_lines(event: Event) -> list[str]:
@@ -202,9 +212,10 @@ def plain_lines(event: Event) -> list[str]:
     step = event.name or (event.step.id if event.step is not None else "")
     match event.kind:
         case "run_started":
-            return [f"run {event.run.id} of {one_line(event.run.name)}: {counted(len(event.run.steps), 'step')}"]
+            steps = counted(len(event.run.steps), "step")
+            return [tr("run {id} of {plan}: {steps}", id=event.run.id, plan=one_line(event.run.name), steps=steps)]
         case "step_started" | "call_started":
-            return [f"{step}: started"]
+            return [f"{step}: {tr('started')}"]
         case "call_ended":
             return [f"{step}: {one_line(event.message or '')}"]
         case "attempt_failed":
@@ -225,25 +236,28 @@ def plain_lines(event: Event) -> list[str]:
             return []  # the result, or the link to the form, says it
         case _:
             assert event.step is not None
-            done = "completed in " if event.kind == "step_completed" and not event.step.carried else ""
-            return [f"{step}: {done}{step_end_text(event.step)}"]
+            end = step_end_text(event.step)
+            is_done = event.kind == "step_completed" and not event.step.carried
+            return [f"{step}: {tr('completed in {time}', time=end) if is_done else end}"]
 
 
 def spoken_lines(event: Event) -> list[str]:
     """Return what the model of a goal says, line by line."""
     assert event.step is not None
-    return [f"{event.step.id} says: {text}" for text in (event.message or "").splitlines() if text.strip()]
+    return [tr("{step} says: {text}", step=event.step.id, text=text) for text in (event.message or "").splitlines() if text.strip()]
 
 
 def replanning_line(event: Event) -> str:
     """Return the line about a step whose failure makes a model redraft the remaining steps."""
-    return f"{one_line(event.message or 'a step failed')}: a model redrafts the remaining steps"
+    return tr("{why}: a model redrafts the remaining steps", why=one_line(event.message or tr("a step failed")))
 
 
 def failed_attempt_text(event: Event) -> str:
     """Return why an attempt failed, and when the next one starts."""
-    wait = f"in {duration(event.delay_ms)}" if event.delay_ms else "now"
-    return f"{one_line(event.message or 'failed')}; retrying {wait}"
+    why = one_line(event.message or tr("failed"))
+    if not event.delay_ms:
+        return tr("{why}; retrying now", why=why)
+    return tr("{why}; retrying in {time}", why=why, time=duration(event.delay_ms))
 
 
 def new_log_buffer() -> deque[str]:

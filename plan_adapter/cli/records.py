@@ -1,13 +1,16 @@
 """Runs, gates, events and differences between plans, as JSON objects and as lines of text."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.model.approvals import Gate, GateKind
 from plan_adapter.model.hooks import Event
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import call_name, counted, duration, item_number, one_line, plain
 from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus, RunOutcome
 from plan_adapter.text import changes
 from plan_adapter.text.commands import answer_command
 
@@ -83,13 +86,40 @@ def gate_json(gate: Gate) -> dict[str, Any]:
 NO_FORM = "Prefect does not keep the form of this gate"
 """What a list of gates says of a gate that cannot be answered in Prefect's UI."""
 
-QUESTION_SUFFIXES: dict[GateKind, str] = {"approval": "", "question": ": a question", "outcome": ": did it take effect?"}
+QUESTION_SUFFIXES: dict[GateKind, str] = {
+    "approval": "",
+    "question": later(": a question"),
+    "outcome": later(": did it take effect?"),
+}
 """What a list of gates adds to the step of a gate, by what the gate asks for."""
 
 
 def gate_place(gate: Gate) -> str:
     """Return where `gate` is: the plan, or a step and its item."""
     return "plan" if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)
+
+
+_OUTCOMES: Mapping[RunOutcome, str] = {
+    RunOutcome.COMPLETED: later("Completed"),
+    RunOutcome.FAILED: later("Failed"),
+    RunOutcome.PARTIAL: later("Partial"),
+    RunOutcome.ROLLED_BACK: later("RolledBack"),
+    RunOutcome.ROLLBACK_INCOMPLETE: later("RollbackIncomplete"),
+    RunOutcome.CANCELLED: later("Cancelled"),
+    RunOutcome.REJECTED: later("Rejected"),
+    RunOutcome.EXPIRED: later("Expired"),
+    RunOutcome.TIMED_OUT: later("TimedOut"),
+    RunOutcome.INTERRUPTED: later("Interrupted"),
+    RunOutcome.UNKNOWN_OUTCOME: later("UnknownOutcome"),
+}
+
+
+def outcome_in_words(run: PlanRun) -> str:
+    """Return how `run` ended, with the reason that its outcome hides, or what it does if it has not ended."""
+    if run.outcome is None:
+        waits = tr("Waiting") if run.status is PlanStatus.PENDING_APPROVAL else run.status.capitalize()
+        return tr("Running") if run.status is PlanStatus.EXECUTING else waits
+    return tr(_OUTCOMES[run.outcome]) + run.outcome_text.removeprefix(run.outcome)
 
 
 def run_status_line(run: PlanRun) -> str:
@@ -99,8 +129,10 @@ def run_status_line(run: PlanRun) -> str:
 
 def run_status(run: PlanRun) -> str:
     """Return the outcome of `run`, its duration and how many of its steps are done."""
-    duration_text = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
-    return f"{run.name}: {run.outcome_text}{duration_text}: {run.summary().text}"
+    took = ""
+    if run.completed_at is not None and run.started_at is not None:
+        took = tr(" in {time}", time=duration(run.total_duration_ms))
+    return f"{run.name}: {outcome_in_words(run)}{took}: {run.summary().text}"
 
 
 def run_message(run: PlanRun) -> str | None:

@@ -30,6 +30,7 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.model.approvals import ApprovalRequest, Decision, GatePolicy
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.language import tr
 from plan_adapter.model.readable import call_name, item_number, listed, means_item
 from plan_adapter.model.record import LAST, names_run, why_too_short
 from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
@@ -218,7 +219,7 @@ def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
     since = "-" if form.opened_at is None else age(now, form.opened_at)
     until = time_left(form.expires_at, now)
     known = " or ".join(form.known_by) if form.known_by is not None else "any way"
-    step = (_step_name(form) + QUESTION_SUFFIXES[form.kind]) if form.step_id is not None else "the plan"
+    step = (_step_name(form) + tr(QUESTION_SUFFIXES[form.kind])) if form.step_id is not None else tr("the plan")
     return (form.run_id, form.name, step, form.approval_digest[:SHOWN_DIGITS], since, until, known)
 
 

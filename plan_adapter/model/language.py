@@ -48,7 +48,7 @@ def spoken() -> Language:
 def tr(text: str, /, **values: object) -> str:
     """Return `text`, a literal, in the language of the reader, with each `{name}` replaced by its value."""
     language = _spoken.get()
-    said = text if language == "en" else _catalogue(language).gettext(text)
+    said = text if language == "en" or not text else _catalogue(language).gettext(text)
     return said.format_map(values) if values else said
 
 

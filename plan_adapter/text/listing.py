@@ -40,29 +40,31 @@ def step_listing(
     a group are in progress at once, and `on_error` its error policy. `facts` are those about a goal, or about the plan that the step runs.
     """
     what = (
-        "group"
+        tr("group")
         if step.is_group
-        else f"plan {code(step.plan)}"
+        else tr("plan {plan}", plan=code(step.plan))
         if step.plan is not None
-        else f"goal: {prose(step.goal or '')}"
+        else tr("goal: {goal}", goal=prose(step.goal or ""))
         if step.goal is not None
         else code(step.called)
     )
     head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect and not step.inner else "")
     lines = [head + (f": {prose(step.description)}" if step.description else "")]
-    lines += ["   - always runs, after all other steps have ended"] if is_finally_step else []
+    lines += [f"   - {tr('always runs, after all other steps have ended')}"] if is_finally_step else []
     if depends_on:
-        lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
-    lines += [f"   - in the group {code(step.group)}"] if step.group is not None else []
+        before = ", ".join(code(name) + (tr(" (by reference)") if name in implied else "") for name in depends_on)
+        lines.append(f"   - {tr('after {steps}', steps=before)}")
+    lines += [f"   - {tr('in the group {group}', group=code(step.group))}"] if step.group is not None else []
     lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once, on_error), *facts)]
     for name, text in labelled_facts(step).items():
         count = f" ({counted(items, 'item')})" if name == "for_each" and items is not None else ""
         lines.append(f"   - {label_of(name)}: {code(text)}{count}")
     if step.ask is not None:
-        lines.append("   - **asks a person**" + (f": {' or '.join(map(code, step.approvers))} may answer" if step.approvers else ""))
+        who = tr(": {names} may answer", names=either(step.approvers)) if step.approvers else ""
+        lines.append(f"   - {tr('**asks a person**')}{who}")
     elif gate and (step.goal is None or step.requires_approval):
         is_each = step.for_each is not None and (not step.is_group or step.requires_approval == "each")
-        lines.append(f"   - **waits for an approval of its own**{', each item' if is_each else ''}")
+        lines.append(f"   - {tr('**waits for an approval of its own**')}{tr(', each item') if is_each else ''}")
     for name, value in parameters.items():
         lines += _parameter_lines(code(name), value)
     lines += [] if step.ask is None else [f"   {field_line(name, field)}" for name, field in step.ask.fields.items()]
@@ -194,23 +196,28 @@ def limits_of(field: Input) -> str:
 
 def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, JsonValue]) -> list[str]:
     tool = step.rollback.tool_name if step.rollback is not None else ""
-    failed = ", also if the step failed" if step.rollback_failed else ""
-    lines = [f"   - undone by {code(tool)}" + (f" ({effect})" if effect else "") + failed]
+    failed = tr(", also if the step failed") if step.rollback_failed else ""
+    lines = [f"   - {tr('undone by {tool}', tool=code(tool))}" + (f" ({effect})" if effect else "") + failed]
     for name, value in parameters.items():
-        lines += _parameter_lines(f"undone with {code(name)}", value)
+        lines += _parameter_lines(tr("undone with {name}", name=code(name)), value)
     return lines
 
 
 def attempt_limits_text(step: Step, timeout_ms: int) -> str:
     """Return a phrase for the timeout and retries of `step`. A `timeout_ms` of 0 means no limit."""
-    timeout = f"timeout {duration(timeout_ms)}" if timeout_ms else "no timeout"
+    timeout = tr("timeout {time}", time=duration(timeout_ms)) if timeout_ms else tr("no timeout")
     if not step.max_retries:
         return timeout
-    delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
-    growth = f", each wait {step.retry_backoff:g} times the previous one" if step.retry_backoff > 1 and step.max_retries > 1 else ""
     retries = counted(step.max_retries, "retry", "retries")
-    jitter = f", varied by up to {step.retry_jitter:.0%}" if delay and step.retry_jitter else ""
-    return f"{timeout} per attempt, {'up to ' if step.max_retries > 1 else ''}{retries}{delay}{growth}{jitter}"
+    if step.max_retries > 1:
+        retries = tr("up to {retries}", retries=retries)
+    if step.retry_delay_ms:
+        retries += tr(" after {delay}", delay=duration(step.retry_delay_ms))
+    if step.retry_backoff > 1 and step.max_retries > 1:
+        retries += tr(", each wait {factor} times the previous one", factor=f"{step.retry_backoff:g}")
+    if step.retry_delay_ms and step.retry_jitter:
+        retries += tr(", varied by up to {share}", share=f"{step.retry_jitter:.0%}")
+    return tr("{timeout} per attempt, {retries}", timeout=timeout, retries=retries)
 
 
 def policy_facts(plan: ExecutionPlan, permissions: Permissions, *, asks: bool, gate_effects: Collection[Effect] = ()) -> list[str]:
@@ -225,13 +232,15 @@ def policy_facts(plan: ExecutionPlan, permissions: Permissions, *, asks: bool, g
     facts += [tr(REPLAN_FACT)] if plan.on_failure == "replan" else []
     if not asks or not (plan.approval or timeout or gate_effects):
         return facts
-    who = " or ".join(code(name) for name in policy.approvers) or "anyone"
-    facts.append(f"who may approve: {who}" + ("" if policy.self_approval else ", but not the person who started the run"))
-    facts.append("how an approver must prove who they are: " + (" or ".join(policy.known_by) or "in any way"))
+    who = tr("who may approve: {names}", names=either(policy.approvers) or tr("anyone"))
+    facts.append(who + ("" if policy.self_approval else tr(", but not the person who started the run")))
+    proofs = tr(" or ").join(policy.known_by) or tr("in any way")
+    facts.append(tr("how an approver must prove who they are: {proofs}", proofs=proofs))
     if policy.always_execute:
         facts.append(always_execute_fact(policy.always_execute))
     if effects := [effect for effect in EFFECTS if effect in policy.effects or effect in gate_effects]:
-        facts.append(f"steps that wait for an approval of their own: those with the effect {' or '.join(effects)}")
+        gated = tr(" or ").join(effects)
+        facts.append(tr("steps that wait for an approval of their own: those with the effect {effects}", effects=gated))
     return [*facts, _waiting_fact(policy, timeout)]
 
 
@@ -257,13 +266,14 @@ def operators_fact(policy: ApprovalPolicy) -> str:
 
 
 def _waiting_fact(policy: ApprovalPolicy, timeout_ms: int) -> str:
-    reminds = f", with a reminder every {duration(policy.remind_after_ms)}" if policy.remind_after_ms else ""
-    released = "; while it waits, the run releases its worker" if policy.release else ""
+    reminds = tr(", with a reminder every {time}", time=duration(policy.remind_after_ms)) if policy.remind_after_ms else ""
+    released = tr("; while it waits, the run releases its worker") if policy.release else ""
     if not timeout_ms:
-        return f"a gate waits for an answer without limit{reminds}{released}"
-    skips = "the plan is rejected, and a step is skipped with the steps that depend on it"
-    end = skips if policy.expires == "skip" else "the plan or step is rejected"
-    return f"a gate waits {duration(timeout_ms)} for an answer{reminds}; without one, {end}{released}"
+        return tr("a gate waits for an answer without limit") + reminds + released
+    waits = tr("a gate waits {time} for an answer", time=duration(timeout_ms)) + reminds
+    if policy.expires == "skip":
+        return waits + tr("; without one, the plan is rejected, and a step is skipped with the steps that depend on it") + released
+    return waits + tr("; without one, the plan or step is rejected") + released
 
 
 def _parameter_lines(label: str, value: JsonValue) -> list[str]:

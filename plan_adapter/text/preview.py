@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, Prediction, Template, compile_template, has_expression
 from plan_adapter.model import graph
+from plan_adapter.model.language import tr
 from plan_adapter.model.options import EFFECTS, Effect, ErrorPolicy, ExecutionOptions
 from plan_adapter.model.plan import ExecutionPlan, Permissions, Step
 from plan_adapter.model.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
@@ -385,7 +386,7 @@ def _worst_case_part_ms(
 def preview_text(preview: Preview) -> str:
     """Return `preview` as Markdown for an approver, in full. Text from the plan cannot break out of its place."""
     plan = preview.plan
-    lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), "", "## Steps", ""]
+    lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), "", f"## {tr('Steps')}", ""]
     for number, step in enumerate(preview.steps, start=1):
         lines += [*indented(_step_lines(step, number), step.step.depth), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -394,31 +395,34 @@ def preview_text(preview: Preview) -> str:
 def _facts(preview: Preview) -> list[str]:
     options = preview.plan.options
     effects = ", ".join(f"{count} {effect}" for effect, count in preview.effects.items())
-    parallel = f"at most {options.parallel_limit} at once" if options.parallel_limit > 1 else "one at a time"
-    facts = [f"- plan digest: `{preview.digest}`"]
+    parallel = tr("at most {count} at once", count=options.parallel_limit) if options.parallel_limit > 1 else tr("one at a time")
+    facts = [f"- {tr('plan digest: `{digest}`', digest=preview.digest)}"]
     if preview.approval_digest is not None:
-        facts.append(f"- approval digest: `{preview.approval_digest}`")
-    facts.append("- approval: " + ("required before anything runs" if preview.requires_approval else "not required"))
+        facts.append(f"- {tr('approval digest: `{digest}`', digest=preview.approval_digest)}")
+    facts.append(f"- {tr('approval: required before anything runs') if preview.requires_approval else tr('approval: not required')}")
     asks = preview.requires_approval or any(step.gate for step in preview.steps)
     facts += [f"- {fact}" for fact in policy_facts(preview.plan, preview.permissions, asks=asks, gate_effects=preview.gate_effects)]
-    facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
-    facts += [f"- input {code(name)}: not given yet" for name in preview.missing]
-    facts += [f"- name of the run: {code(preview.run_name)}"] if preview.run_name else []
+    facts += [f"- {tr('input {name}', name=code(name))}: {code(as_text(value))}" for name, value in preview.inputs.items()]
+    facts += [f"- {tr('input {name}: not given yet', name=code(name))}" for name in preview.missing]
+    facts += [f"- {tr('name of the run: {name}', name=code(preview.run_name))}"] if preview.run_name else []
     facts += [f"- {secrets_fact(preview.secrets, preview.secret_creators, len(preview.secrets))}"] if preview.secrets else []
-    facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
+    about = tr("steps: {count} ({effects}), {parallel}", count=len(preview.steps), effects=effects, parallel=parallel)
+    facts.append(f"- {about}{tr('; when one fails: {policy}', policy=options.on_error)}")
     irreversible_ids = ", ".join(code(step.step.id) for step in preview.irreversible)
-    facts.append(f"- **cannot be undone: {irreversible_ids}**" if irreversible_ids else "- cannot be undone: nothing")
-    facts.append(f"- worst case: {_duration_text(preview.worst_case_ms)}" + _total_timeout_note(options) + _no_timeout_note(preview))
-    facts += [f"- output {code(name)}: {code(as_text(value))}" for name, value in preview.plan.outputs.items()]
+    final = tr("**cannot be undone: {steps}**", steps=irreversible_ids) if irreversible_ids else tr("cannot be undone: nothing")
+    facts.append(f"- {final}")
+    longest = tr("worst case: {time}", time=_duration_text(preview.worst_case_ms))
+    facts.append(f"- {longest}{_total_timeout_note(options)}{_no_timeout_note(preview)}")
+    facts += [f"- {tr('output {name}', name=code(name))}: {code(as_text(value))}" for name, value in preview.plan.outputs.items()]
     return facts
 
 
 def _duration_text(ms: float | None) -> str:
-    return "no limit" if ms is None else duration(ms)
+    return tr("no limit") if ms is None else duration(ms)
 
 
 def _total_timeout_note(options: ExecutionOptions) -> str:
-    return f" (total timeout {duration(options.total_timeout_ms)})" if options.total_timeout_ms else ""
+    return tr(" (total timeout {time})", time=duration(options.total_timeout_ms)) if options.total_timeout_ms else ""
 
 
 def _no_timeout_note(preview: Preview) -> str:
@@ -426,7 +430,7 @@ def _no_timeout_note(preview: Preview) -> str:
         return ""
     is_bounded = bool(preview.plan.options.finally_timeout_ms)
     endless = [code(step.step.id) for step in preview.steps if step.worst_case_ms is None and not (step.is_finally_step and is_bounded)]
-    return f" (no timeout: {', '.join(endless[:5])}{', …' if len(endless) > 5 else ''})"
+    return tr(" (no timeout: {steps})", steps=", ".join(endless[:5]) + (", …" if len(endless) > 5 else ""))
 
 
 def _is_listed(step: Step, name: str, value: JsonValue) -> bool:
@@ -435,7 +439,9 @@ def _is_listed(step: Step, name: str, value: JsonValue) -> bool:
 
 
 def _step_lines(preview: StepPreview, number: int) -> list[str]:
-    longest = f"; worst case {_duration_text(preview.worst_case_ms)}" if preview.step.max_retries or preview.items != 1 else ""
+    longest = (
+        tr("; worst case {time}", time=_duration_text(preview.worst_case_ms)) if preview.step.max_retries or preview.items != 1 else ""
+    )
     is_called = not preview.step.inner and preview.step.goal is None
     head, *lines = step_listing(
         preview.step,
@@ -453,4 +459,4 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         is_finally_step=preview.is_finally_step,
         facts=preview.facts,
     )
-    return [head, *([] if preview.depends_on or preview.is_finally_step else ["   - waits for no other step"]), *lines]
+    return [head, *([] if preview.depends_on or preview.is_finally_step else [f"   - {tr('waits for no other step')}"]), *lines]

@@ -47,6 +47,21 @@ def test_the_setting_is_for_plans_without_a_language_and_for_what_is_shown(plan:
     assert "<h2>时间线</h2>" in report
 
 
+def test_previews_progress_and_lists_are_in_the_language_of_the_setting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_LANGUAGE", "zh")
+    path = document(step("lost", "get_lost"), options=APPROVED, approval={"approvers": ["ana"]})
+    assert "- **无法撤销:`lost`**\n- 最坏情况:无限期" in plan("preview", path, *TOOLS).out
+    shown = plan("run", path, "--offline", *TOOLS)
+    assert (shown.code, shown.out) == (6, "试运行: 等待中: 1 个步骤中已完成 0 个, 1 未开始\n")
+    assert "\n等待审批; " in f"\n{shown.err}"
+    assert plan("runs").out.splitlines()[0].split() == ["运行", "运维手册", "状态", "完成", "时长"]
+    heads, row = plan("gates").out.splitlines()
+    assert (heads.split(), row.split()[2:]) == (
+        ["运行", "运维手册", "等待", "时长", "截止", "谁可回答"],
+        ["计划", *row.split()[3:5], "无限期", "ana"],
+    )
+
+
 def test_the_locale_decides_without_a_setting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     plan("run", document(GREET), "--offline", *TOOLS)
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")

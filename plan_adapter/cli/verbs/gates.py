@@ -11,6 +11,7 @@ from plan_adapter.cli.servers import known_server, lacks_store_of_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.gate import changes_text
 from plan_adapter.local.settings import Settings
+from plan_adapter.model.language import tr
 from plan_adapter.model.readable import as_text, cut, one_line, plain
 from plan_adapter.model.record import short_ids
 from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
@@ -105,51 +106,57 @@ def _print_gates(
             output.json_line({**gate_json(gate), "link": link, "changes": requested, "process": commands.get(gate.approval_digest)})
         return
     if not shown:
-        output.note("nothing waits for an answer")
+        output.note(tr("nothing waits for an answer"))
         return
     ids = {gate.run_id: gate.run_id for gate in shown} if wide else short_ids([gate.run_id for gate in shown])
-    columns = ["RUN", "RUNBOOK", "WAITS FOR", "AGE", "UNTIL", "WHO", *(["DIGEST", "WAITING"] if wide else [])]
+    columns = [tr("RUN"), tr("RUNBOOK"), tr("WAITS FOR"), tr("AGE"), tr("UNTIL"), tr("WHO")]
+    columns += [tr("DIGEST"), tr("WAITING")] if wide else []
     output.table(columns, [[ids[gate.run_id], *_row(gate, now, wide=wide)] for gate in shown])
     for gate in shown:
+        place = f"{gate.run_id} {gate_place(gate)}"
         if gate.kind == "outcome":
-            output.line(f"{gate.run_id} {gate_place(gate)}: `{answer_command(gate)}` records the outcome")
+            output.line(f"{place}: {tr('`{command}` records the outcome', command=answer_command(gate))}")
             if (running := commands.get(gate.approval_digest)) is not None:
-                output.line(f"{gate.run_id} {gate_place(gate)}: its command {one_line(running)}")
+                output.line(f"{place}: {tr('its command {state}', state=one_line(running))}")
         if gate.kind == "question":
             fields = "; ".join(field_text(name, field) for name, field in gate.fields.items())
             question = one_line(gate.description.strip())
             question = question if len(question) <= SHOWN_CHARACTERS else f"{cut(question, SHOWN_CHARACTERS)} …"
-            output.line(f"{gate.run_id} {gate_place(gate)} asks: {question} (answer with {fields})")
+            output.line(tr("{gate} asks: {question} (answer with {fields})", gate=place, question=question, fields=fields))
         if gate.has_form is False:
-            output.line(f"{gate.run_id} {gate_place(gate)}: {NO_FORM}: `{answer_command(gate)}` answers it")
+            output.line(f"{place}: {tr('{why}: `{command}` answers it', why=NO_FORM, command=answer_command(gate))}")
         if (changed := changes.get(gate.id)) is not None:
-            output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(changes_text(changed))}")
-    more = f"; {len(found) - limit} more: --limit" if len(found) > limit else ""
+            output.line(f"{place}: {one_line(changes_text(changed))}")
+    more = tr("; {count} more: --limit", count=len(found) - limit) if len(found) > limit else ""
     who = f"; {refused}" if (refused := caller_refusal(shown[0])) is not None else ""
-    output.note(f"`{answer_command(shown[0])}` answers the first one{who}{more}")
+    output.note(tr("`{command}` answers the first one", command=answer_command(shown[0])) + who + more)
 
 
 def field_text(name: str, field: "Input") -> str:
     """Return a field of a question with the values it takes."""
     choices = [as_text(choice) for choice in field.enum or ([True, False] if field.type == "boolean" else [])]
-    kind = one_line(" or ".join(choices)) or field.type
-    return f"{name}={kind}{plain(limits_of(field))}" + ("" if field.is_required else f" (by default {as_text(field.default)})")
+    kind = one_line(tr(" or ").join(choices)) or field.type
+    default = "" if field.is_required else tr(" (by default {value})", value=as_text(field.default))
+    return f"{name}={kind}{plain(limits_of(field))}{default}"
 
 
 def _row(gate: "Gate", now: datetime, *, wide: bool) -> list[str]:
     gate_policy = gate.gate_policy
-    excluded = {} if gate_policy.self_approval else {gate_policy.revised_by: "who revised it", gate_policy.requested_by: "who started it"}
+    excluded = dict[str | None, str]()
+    if not gate_policy.self_approval:
+        excluded = {gate_policy.revised_by: tr("who revised it"), gate_policy.requested_by: tr("who started it")}
     approvers = None if gate_policy.approvers is None else [name for name in gate_policy.approvers if name not in excluded]
-    who = "anyone" if approvers is None else ", ".join(approvers) or "nobody"
-    others = ", ".join(f"not {name}, {why}" for name, why in excluded.items() if name)
+    who = tr("anyone") if approvers is None else ", ".join(approvers) or tr("nobody")
+    others = ", ".join(tr("not {name}, {why}", name=name, why=why) for name, why in excluded.items() if name)
     other = f" ({others})" if others else ""
-    known = f", with {' or '.join(gate_policy.known_by)}" if gate_policy.known_by is not None else ""
+    known = tr(", with {proofs}", proofs=tr(" or ").join(gate_policy.known_by)) if gate_policy.known_by is not None else ""
     cells = [
         gate.name,
-        "the plan" if gate.step_id is None else gate_place(gate) + QUESTION_SUFFIXES[gate.kind],
+        tr("the plan") if gate.step_id is None else gate_place(gate) + tr(QUESTION_SUFFIXES[gate.kind]),
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),
         f"{who}{other}{known}",
     ]
-    attended = "worker released" if gate.is_released else {True: "a process", False: "no process", None: "another host"}[gate.attended]
+    waiting = {True: tr("a process"), False: tr("no process"), None: tr("another host")}
+    attended = tr("worker released") if gate.is_released else waiting[gate.attended]
     return [*cells, gate.approval_digest[:SHOWN_DIGITS], attended] if wide else cells

@@ -16,6 +16,7 @@ from plan_adapter.gates.policy import EffectivePolicy, effective_policy
 from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.language import tr
 from plan_adapter.model.readable import counted, duration, moment, one_line
 from plan_adapter.model.record import PlanRun, short_ids
 from plan_adapter.model.status import PlanStatus
@@ -81,7 +82,7 @@ async def runs(
         elif found:
             await _print_runs(found, store, settings, wide=wide)
         else:
-            output.note("no runs" + (" match" if status or runbook or tag else " yet; `plan run plan.yaml` starts one"))
+            output.note(tr("no runs match") if status or runbook or tag else tr("no runs yet; `plan run plan.yaml` starts one"))
     return ExitCode.DONE
 
 
@@ -91,7 +92,8 @@ async def _print_runs(found: "Sequence[PlanRun]", store: "PlanStore", settings: 
     states, now, ids = await states_of(found, store, settings), await store.now(), short_ids([run.id for run in found])
     named = {run.id: name_of_run(await store.get(run.digest), run.inputs) or "" for run in found}
     has_names = any(named.values())
-    columns = ["RUN", "RUNBOOK", *(["NAME"] if has_names else []), "STATE", "DONE", *(["CREATED", "TOOK"] if wide else ["AGE"])]
+    columns = [tr("RUN"), tr("RUNBOOK"), *([tr("NAME")] if has_names else []), tr("STATE"), tr("DONE")]
+    columns += [tr("CREATED"), tr("TOOK")] if wide else [tr("AGE")]
     rows = list[list[str]]()
     for run in sorted(found, key=lambda run: not states[run.id].is_waiting):
         summary = run.summary()
@@ -102,7 +104,7 @@ async def _print_runs(found: "Sequence[PlanRun]", store: "PlanStore", settings: 
         rows.append([run.id if wide else ids[run.id], run.name, *name, states[run.id].text, done, *when])
     output.table(columns, rows)
     if any(run.status is PlanStatus.PENDING_APPROVAL for run in found):
-        output.note("`plan gates` lists what waits for an answer, `plan show RUN` shows what to type")
+        output.note(tr("`plan gates` lists what waits for an answer, `plan show RUN` shows what to type"))
 
 
 async def _verify_run(run_or_file: str, *, as_json: bool) -> int:

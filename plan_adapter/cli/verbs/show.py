@@ -18,6 +18,7 @@ from plan_adapter.gates.tool_changes import CodeChange, code_changes
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.errors import RunConflictError, StoreError
+from plan_adapter.model.language import tr
 from plan_adapter.model.readable import code, counted, item_number, one_line, plain
 from plan_adapter.text.commands import ANY_FIELDS, answer_command
 from plan_adapter.text.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
@@ -159,9 +160,9 @@ def _next_at_gate(next_text: str | None, gates: "Sequence[Gate]") -> str | None:
         return next_text
     (gate,) = gates
     is_asked = gate.kind == "approval" and answer_command(gate) in next_text  # not if nobody may answer
-    refuse = f"; `{answer_command(gate, 'reject')}` refuses it" if is_asked else ""
+    refuse = tr("; `{command}` refuses it", command=answer_command(gate, "reject")) if is_asked else ""
     shown = next_text.replace(ANY_FIELDS, " ".join(f"{name}=…" for name in gate.fields))
-    before, lists, after = shown.partition("; `plan gates`")
+    before, lists, after = shown.partition(tr("; `plan gates` lists everything that waits"))
     return f"{before}{refuse}{lists}{after}"
 
 

@@ -94,7 +94,8 @@ def list_names(ids: Sequence[str], limit: int = 5) -> str:
 
 def created_by(creators: Sequence[str]) -> str:
     """Return a phrase about the steps that create a secret."""
-    return tr("is created by {steps}", steps=list_names(creators))
+    names = list_names(creators)
+    return tr("is created by steps {steps}", steps=names) if len(creators) > 1 else tr("is created by step {step}", step=names)
 
 
 def secrets_fact(secrets: Sequence[str], creators: Mapping[str, Sequence[str]], most: int) -> str:

@@ -6,6 +6,7 @@ translations that it names into `plan_adapter/locale/LANGUAGE/LC_MESSAGES/plan_a
 
 import ast
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 
@@ -72,6 +73,9 @@ def updated(language: str) -> Catalog:
     return catalogue
 
 
+MADE = datetime(2026, 1, 1, tzinfo=UTC)
+"""The time in the header of a compiled catalogue, always the same, so that it changes only with its texts."""
+
 HEADER = "# Texts of plan_adapter in another language. `make generated` keeps the list; write the translations here."
 
 
@@ -85,8 +89,7 @@ def po_bytes(catalogue: Catalog) -> bytes:
 
 def mo_bytes(catalogue: Catalog) -> bytes:
     """Return the catalogue as gettext reads it."""
-    compiled, written = Catalog(charset="utf-8", header_comment="", fuzzy=False), BytesIO()
-    compiled.mime_headers = [("Content-Type", "text/plain; charset=utf-8")]
+    compiled, written = Catalog(charset="utf-8", creation_date=MADE, revision_date=MADE, fuzzy=False), BytesIO()
     for message in catalogue:
         if message.id:
             compiled.add(message.id, message.string)

@@ -34,10 +34,10 @@ async def test_each_item_is_approved_before_its_first_step(cluster: Cluster, sto
     for node, text in zip("abc", asked, strict=True):
         assert f"Approve nodes for {node} ({'abc'.index(node) + 1} of 3)?" in text
         first, _ = split_text(text)
-        assert f"- **restart**: `do` `restart {node}`" in first.partition("**Cannot be undone:**")[2].partition("**Can be undone:**")[0]
-        assert f"- **drain**: `do` `drain {node}`" in first.partition("**Can be undone:**")[2]
-        assert f"`restart` `what`: `restart {node}`" in text
-        assert f"`drain` undone with `what`: `undrain {node}`" in text
+        assert f". restart**: `do` `restart {node}`" in first.partition("**Cannot be undone:**")[2].partition("**Can be undone:**")[0]
+        assert f". drain**: `do` `drain {node}`" in first.partition("**Can be undone:**")[2]
+        assert f"· `what` `restart {node}`" in text
+        assert f"· undone with `what` `undrain {node}`" in text
     ends = ("Before it: a completed", "Before it: a completed.*; b completed")
     assert "Before it" not in asked[0] and all(re.search(end, text) for end, text in zip(ends, asked[1:], strict=True))
     assert [(row.step_id, row.item) for row in await store.approvals(ended.id) if row.step_id] == [("nodes", 0), ("nodes", 1), ("nodes", 2)]

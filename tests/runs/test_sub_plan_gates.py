@@ -75,8 +75,8 @@ async def test_the_gate_of_a_sub_plan_shows_its_steps_and_its_inputs(cluster: Cl
     assert "Approve verify?" in text
     assert "It runs 2 steps of the plan `store:verify-site@3`, for:" in text
     assert '`{"site": "北京"}`' in text
-    assert "- **verify.check**: `do` `check 北京`" in text
-    assert "`verify.check` undone with `what`: `uncheck 北京`" in text
+    assert ". verify.check**: `do` `check 北京`" in text
+    assert "· undone with `what` `uncheck 北京`" in text
 
 
 async def test_a_rejected_sub_plan_ends_the_run_before_the_sub_plan_starts(cluster: Cluster, store: PlanStore) -> None:

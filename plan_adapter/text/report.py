@@ -1,5 +1,6 @@
 """`report_html`: everything about a run as one HTML file that needs no network, no script and no other file, and prints."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,7 +20,8 @@ MAX_CALLS = 100
 
 STYLE = """\
 :root{color-scheme:light dark}
-body{font:15px/1.5 system-ui,sans-serif,'Noto Sans CJK SC';max-width:1080px;margin:0 auto;padding:16px;color:#222;background:#fff}
+body{font:15px/1.5 system-ui,sans-serif,'Noto Sans CJK SC';max-width:1080px;margin:0 auto;padding:16px;color:#222;background:#fff;
+overflow-wrap:anywhere}
 h1{font-size:22px;margin:0 0 4px}h2{font-size:17px;margin:28px 0 8px;border-bottom:1px solid #8884}
 header{border-left:8px solid #888;padding:6px 14px;background:#8881}
 .m-done{border-color:#1e7e34}.m-failed{border-color:#b3261e}.m-undone{border-color:#7b3fa0}.m-unknown,.m-waiting{border-color:#b07a10}
@@ -79,13 +81,13 @@ def _head(account: RunAccount) -> Iterator[str]:
     facts = account.facts
     yield f'<header class="m-{facts.mark}"><h1>{SHAPES[facts.mark]} {_text(account.state)}: {_text(facts.full_name)}</h1>'
     for text in [*([facts.cause] if facts.cause else []), *account.asked]:
-        yield f"<p>{_text(text)}</p>"
+        yield f"<p>{_prose(text)}</p>"
     for left in facts.left_behind:
         yield f'<p class="left">{_text(left.text(len(left.calls)))}</p>'
     if facts.is_undone:
         yield f"<p>{_text(tr(NOTHING_LEFT))}</p>"
     if account.next_text:
-        yield f"<p>{_text(tr('next: {what}', what=account.next_text))}</p>"
+        yield f"<p><b>{_prose(tr('next: {what}', what=account.next_text))}</b></p>"
     about = [tr("run {id}", id=facts.id), started_text(facts)]
     about += [tr("ended {when}", when=moment(facts.ended_at))] if facts.ended_at is not None else []
     yield f'<p class="dim">{_text("; ".join([*about, facts.progress]))}</p></header>'
@@ -156,6 +158,14 @@ def _round_row(record: RoundRecord) -> str:
     """Return the row of one round of a goal: the decision, what the call showed, and what checks and people said of it."""
     cells = (str(record.round), plain(record.decision), plain(record.evidence), "\n".join(map(plain, record.judgements)))
     return f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _prose(text: str) -> str:
+    """Return a text of ours, with its commands and names as code."""
+    return _CODE.sub(r"<code>\1</code>", _text(text))
+
+
+_CODE = re.compile("`([^`]+)`")
 
 
 def _value(value: object) -> str:

@@ -121,7 +121,9 @@ def timeline_svg(rows: Sequence[TimelineRow]) -> str:
     for part in range(5):
         x = LABEL + WIDTH * part / 4
         at = duration((end - begin).total_seconds() * 1000 * part / 4)
-        lines.append(f'<line class="g" x1="{x:.0f}" x2="{x:.0f}" y1="{ROW}" y2="{height}"/><text class="s" x="{x:.0f}" y="14">{at}</text>')
+        anchor = "end" if part == 4 else "start"
+        lines.append(f'<line class="g" x1="{x:.0f}" x2="{x:.0f}" y1="{ROW}" y2="{height}"/>')
+        lines.append(f'<text class="s" x="{x:.0f}" y="14" text-anchor="{anchor}">{at}</text>')
     for number, row in enumerate(shown, start=1):
         y = number * ROW + 4
         kind = "t c" if row.is_critical else "t"

@@ -117,7 +117,7 @@ def test_a_report_says_what_happened_and_shows_the_steps_the_time_and_the_record
     for text in (
         "nodes failed: web-3: healthy failed",
         "done, and not undone: drain[web-1], drain[数据库-2], drain[web-3]",
-        f"`plan resume {run_id} --offline` resumes the run",
+        f"plan resume {run_id} --offline resumes the run",
         "connect to web-3 port 8080 refused",
         "healthy[web-3], attempt 1: failed",
         "The record is intact: ",

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from plan_adapter.gates.policy import EffectivePolicy, intersect
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, GatePolicy
 from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.language import tr
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
 from plan_adapter.model.readable import one_line
@@ -231,7 +232,10 @@ def group_notices(plan: ExecutionPlan, policy: EffectivePolicy, step_id: str | N
         return []
     named = plan.all_approvers if step_id is None else [name for names in plan.approvers_at(step_id) for name in names]
     return [
-        f"`{one_line(name)}` is a group of PLAN_ADAPTER_GROUPS in the process that opened this gate: the store has no policy with groups."
+        tr(
+            "`{name}` is a group of PLAN_ADAPTER_GROUPS in the process that opened this gate: the store has no policy with groups.",
+            name=one_line(name),
+        )
         for name in dict.fromkeys((*named, *policy.named))
         if name in policy.groups
     ]

@@ -7,6 +7,7 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from plan_adapter.model.canonical import canonical_json
+from plan_adapter.model.language import tr
 from plan_adapter.model.options import EFFECTS, Effect
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import call_name, code, difference, is_secret_name, secret_parameters
@@ -73,9 +74,6 @@ def _compare(old: Definition, new: Definition) -> ToolChange:
     )
 
 
-_ELSEWHERE = "other parts of the schema"
-
-
 def _parameter_changes(old: dict[str, Any], new: dict[str, Any]) -> Iterable[ParameterChange]:
     before, after = _parameter_schemas(old), _parameter_schemas(new)
     for name in dict.fromkeys([*before, *after]):
@@ -105,33 +103,33 @@ def tool_change_lines(
     """
     if not changes:
         return []
-    lines = ["### Tools that changed", ""]
+    lines = [f"### {tr('Tools that changed')}", ""]
     for change in changes:
-        mark = "⚠️ **MAY DO MORE THAN BEFORE:** " if change.is_raised else ""
+        mark = f"⚠️ {tr('**MAY DO MORE THAN BEFORE:**')} " if change.is_raised else ""
         lines.append(f"- {mark}{code(change.name)}, {_affected_steps(change.name, plan, done)}")
         lines += [f"  - {line}" for line in _change_lines(change)]
     changed = {change.name for change in changes}
     same = [code(name) for name in (str(definition["name"]) for definition in definitions) if name not in changed]
-    return [*lines, *([f"- unchanged: {', '.join(same)}"] if same else []), ""]
+    return [*lines, *([f"- {tr('unchanged: {tools}', tools=', '.join(same))}"] if same else []), ""]
 
 
 def _change_lines(change: ToolChange) -> Iterable[str]:
     if change.effect is not None:
-        yield f"effect: {change.effect[0]} → **{change.effect[1]}**"
+        yield f"{tr('effect')}: {change.effect[0]} → **{change.effect[1]}**"
     if change.permissions_added:
-        yield f"**permissions added**: {', '.join(map(code, change.permissions_added))}"
+        yield tr("**permissions added**: {names}", names=", ".join(map(code, change.permissions_added)))
     if change.permissions_removed:
-        yield f"permissions removed: {', '.join(map(code, change.permissions_removed))}"
+        yield tr("permissions removed: {names}", names=", ".join(map(code, change.permissions_removed)))
     for parameter in change.parameters:
         old, new = map(code, difference(*(_shown_schema(parameter.name, schema) for schema in (parameter.old, parameter.new))))
         if not parameter.name:
-            yield f"parameters, {_ELSEWHERE}: {old} → {new}"
+            yield f"{tr('parameters, other parts of the schema')}: {old} → {new}"
         elif parameter.old is None:
-            yield f"parameter added: {code(parameter.name)} {new}"
+            yield f"{tr('parameter added')}: {code(parameter.name)} {new}"
         elif parameter.new is None:
-            yield f"parameter removed: {code(parameter.name)} {old}"
+            yield f"{tr('parameter removed')}: {code(parameter.name)} {old}"
         else:
-            yield f"parameter changed: {code(parameter.name)} {old} → {new}"
+            yield f"{tr('parameter changed')}: {code(parameter.name)} {old} → {new}"
 
 
 def _shown_schema(name: str, schema: JsonValue) -> JsonValue:
@@ -144,9 +142,9 @@ def _shown_schema(name: str, schema: JsonValue) -> JsonValue:
 def _affected_steps(tool: str, plan: ExecutionPlan, done: Collection[str]) -> str:
     called = [step.id for step in plan.all_steps if step.tool_name == tool]
     steps = {
-        "called by": [step_id for step_id in called if step_id not in done],
-        "already called by": [step_id for step_id in called if step_id in done],
-        "rolls back": [step.id for step in plan.all_steps if step.rollback is not None and step.rollback.tool_name == tool],
+        tr("called by"): [step_id for step_id in called if step_id not in done],
+        tr("already called by"): [step_id for step_id in called if step_id in done],
+        tr("rolls back"): [step.id for step in plan.all_steps if step.rollback is not None and step.rollback.tool_name == tool],
     }
     parts = [
         f"{how} {', '.join(code(step_id) for step_id in ids[:12])}{', …' if len(ids) > 12 else ''}" for how, ids in steps.items() if ids

@@ -13,6 +13,7 @@ from plan_adapter.gates.gate import new_gate
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval, Gate
 from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import call_in_words, call_name, listed, one_line
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunReason
@@ -37,7 +38,7 @@ class Advice:
     message: str
     command: str
     then: str | None  # the command to type after that
-    effect: str = "resumes the run"  # what the last command does
+    effect: str = ""  # what the last command does
 
 
 async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
@@ -47,24 +48,25 @@ async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
         return None
     rollback_due = await is_rollback_due(run, store)
     running = [command for command in await store.outcomes.commands(run.id) if command.state == "running"]
-    still = "".join(f"; the command of `{command.call}` {command.in_words}" for command in running)
+    still = "".join(tr("; the command of `{call}` {state}", call=command.call, state=command.in_words) for command in running)
     if unknown := await store.outcomes.unknown(run.id):
         first = unknown[0]
         called = listed(list(dict.fromkeys(call_in_words(attempt.step_id, attempt.kind) for attempt in unknown)), MAX_NAMES)
-        message = f"{'its process died; ' if has_died else ''}the outcome of {called} is unknown{still}"
+        message = tr("the outcome of {calls} is unknown", calls=called) + still
+        message = tr("its process died; {what}", what=message) if has_died else message
         rollback_due = rollback_due or is_rolled_back(await store.get(run.digest), await store.ledger.history(run.id), run.rollback)
         next_command = rollback_command(run) if rollback_due else resume_command(run)
         return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), next_command)
     if not has_died:
         return None
-    message = f"its process died; no outcome is unknown{still}"
+    message = tr("its process died; no outcome is unknown") + still
     if running:
         first = running[0].attempt
         end = resolve_command(run.id, (first.step_id, first.item), "again", label=first.label, kind=first.kind)
-        message += f" (wait until it has ended, or `{end} --end` ends it)"
+        message += tr(" (wait until it has ended, or `{command}` ends it)", command=f"{end} --end")
     if rollback_due:
-        return Advice(message, rollback_command(run), None, effect="rolls the run back")
-    return Advice(message, resume_command(run), None)
+        return Advice(message, rollback_command(run), None, effect=tr("rolls the run back"))
+    return Advice(message, resume_command(run), None, effect=tr("resumes the run"))
 
 
 async def is_rollback_due(run: PlanRun, store: PlanStore) -> bool:
@@ -108,16 +110,14 @@ def _has_stopped(run: PlanRun) -> bool:
     return run.completed_at is not None or run.reason is RunReason.INTERRUPTED
 
 
-CHECK_FIRST = "check whether it happened, then record it with"
-ANSWERS = "done: it happened; again: it did not, call it again; abort: end the run, still unknown"
-
-
 async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
     """Return the hint for a run that stopped with an unknown outcome or whose process is gone, or None for other runs."""
     if (advice := await advice_on(run, store)) is not None:
         instruction = f"`{advice.command}` {advice.effect}"
         if advice.then is not None:
-            instruction = f"{CHECK_FIRST} `{advice.command}` ({ANSWERS}), then `{advice.then}`"
+            answers = tr("done: it happened; again: it did not, call it again; abort: end the run, still unknown")
+            check = later("check whether it happened, then record it with `{command}` ({answers}), then `{then}`")
+            instruction = tr(check, command=advice.command, answers=answers, then=advice.then)
         return f"{advice.message}: {instruction}"
     if run.completed_at is None:
         return None

@@ -12,10 +12,12 @@ import pytest
 
 from plan_adapter.gates.approval import os_user
 from plan_adapter.model.readable import moment
-from plan_adapter.runs.reconcile import ANSWERS, CHECK_FIRST
 from tests.cli.conftest import Plan
 from tests.cli.test_run import TOOLS, document, step
 from tests.cli.test_waiting import Processes, line_with, processes
+
+CHECK_FIRST = "check whether it happened, then record it with"
+ANSWERS = "done: it happened; again: it did not, call it again; abort: end the run, still unknown"
 
 __all__ = ["processes"]
 

@@ -149,7 +149,7 @@ def _asking(bound: BoundPlan, context: GateContext, waits: str, *, step: Step | 
     what = tr("A step of {plan}", plan=plan) if step is None else tr("The step {step} of {plan}", step=code(step.id), plan=plan)
     who = context.requested_by  # the time limit and the page say when
     asked = tr("{what}, asked by {who}.", what=what, who=words(who)) if who else tr("{what}.", what=what)
-    return f"{asked} {waits}"
+    return f"{asked} {waits}".rstrip()
 
 
 def _parameters_section(arguments: Sequence[tuple[str, JsonValue]]) -> list[str]:
@@ -412,7 +412,7 @@ def outcome_text(
         "",
         *(f"- **{answer}**: {text}" for answer, text in resolutions_in_words(is_rollback=is_rollback).items()),
         "",
-        _asking(bound, context, tr("It waits until somebody answers.")),
+        _asking(bound, context, ""),
         "",
     ]
     again = list[str]()
@@ -436,6 +436,7 @@ def outcome_text(
         "",
         f"### {tr('Your answer')}",
         "",
+        f"- {tr('the run waits until somebody answers')}",
         *(f"- {text}" for text in again),
         f"- {tr('it is recorded as a receipt with your name, and approves nothing')}",
         "",

@@ -94,7 +94,7 @@ EXPECTED: dict[tuple[str | None, int | None], Situation] = {
 CHINESE: dict[tuple[str | None, int | None], Situation] = {
     (None, None): Situation(
         "批准 rolling-restart (restart in production)?",
-        ("输入:site production", "无法撤销:", "systemctl restart ${{ item }}", "执行 nodes 前会再次询问,执行 send 前不会。"),
+        ("输入:site production", "无法撤销:", "systemctl restart ${{ item }}", "前会再次询问,执行 send 前不会。"),
         "approve",
     ),
     ("nodes", 1): Situation(

@@ -400,7 +400,7 @@ def outcome_text(
     asked = [
         " ".join(
             [
-                tr("Attempt {number} of this write was interrupted, and its outcome was not recorded.", number=attempt.number),
+                tr("It was interrupted, and its outcome was not recorded."),
                 *(tr("Its command **{state}**.", state=words(command.in_words)) for command in commands),
                 tr("It called {tool} with:", tool=code(attempt.tool_name)),
             ]
@@ -431,12 +431,13 @@ def outcome_text(
     rest += [
         f"### {tr('The attempt')}",
         "",
-        f"- {tr('started at {when}', when=moment(attempt.started_at))}{by}",
+        f"- {tr('attempt {number}, started at {when}', number=attempt.number, when=moment(attempt.started_at))}{by}",
         f"- {tr('why the outcome is unknown: {why}', why=words(why))}",
         "",
         f"### {tr('Your answer')}",
         "",
         f"- {tr('the run waits until somebody answers')}",
+        f"- {tr('with **abort**, the outcome stays unknown, and no rollback undoes this call')}",
         *(f"- {text}" for text in again),
         f"- {tr('it is recorded as a receipt with your name, and approves nothing')}",
         "",

@@ -51,11 +51,10 @@ ANY_RESOLUTION = "done|again|abort"
 
 def resolutions_in_words(*, is_rollback: bool = False) -> dict[Resolution, str]:
     """Return what each answer about an unknown outcome says and does, by answer. `is_rollback`: the call was a rollback."""
-    rollback_ends = tr("you cannot tell: nothing else is undone, and the outcome stays unknown")
     return {
-        "done": tr("it took effect: the call is not repeated"),
-        "again": tr("it did not: the call is repeated; if this is wrong, it happens twice"),
-        "abort": rollback_ends if is_rollback else tr("you cannot tell: the run ends here, as cancelled, and the outcome stays unknown"),
+        "done": tr("it took effect, and is not repeated"),
+        "again": tr("it did not, and is repeated; if you are wrong, it happens twice"),
+        "abort": tr("you cannot tell: nothing else is undone") if is_rollback else tr("you cannot tell: the run ends, as cancelled"),
     }
 
 

@@ -22,7 +22,7 @@ def test_the_person_at_the_terminal_resolves_the_outcome_and_the_run_continues(t
     assert "approval digest" not in terminal.shown
     terminal.type("y\n")
     terminal.wait_for_next(PROMPT)
-    assert "it did not: the call is repeated; if this is wrong, it happens twice" in terminal.shown
+    assert "it did not, and is repeated; if you are wrong, it happens twice" in terminal.shown
     terminal.type("done\n")
     terminal.wait_for("What did it return?")
     terminal.type("{kaputt\n")

@@ -98,13 +98,12 @@ def decision_field(digest: str, first_digest: str) -> str:
 
 
 def _decision_field(kind: GateKind) -> Any:
-    press = tr("Give your name below, then press Resume or Submit.")
+    # One line in each UI, so that the field stays in view.
     if kind == "approval":
-        return Field(title=tr("Decision"), description=f"{press} {tr('For request_changes, say in the note what to change.')}")
+        return Field(title=tr("Decision"), description=tr("Give your name below. request_changes needs a note."))
     if kind == "question":
-        reject = tr("With reject the run ends, whatever the other fields say.")
-        return Field(default="answer", title=tr("Decision"), description=f"{press} {reject}")
-    return Field(title=tr("Your answer"), description=press)
+        return Field(default="answer", title=tr("Decision"), description=tr("With reject the run ends, whatever the other fields say."))
+    return Field(title=tr("Your answer"), description=tr("Give your name below, then press Resume or Submit."))
 
 
 def _result_field() -> Any:

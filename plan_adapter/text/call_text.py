@@ -177,7 +177,12 @@ def _known_before(after: Sequence[str], results: Mapping[str, JsonValue], ends: 
     return [tr("Before it: {ends}.", ends=joined_lines(known))] if known else []
 
 
-_ENDS = {"completed": later("completed"), "failed": later("failed"), "skipped": later("skipped")}
+_ENDS = {
+    "completed": later("completed"),
+    "failed": later("failed"),
+    "failed and rolled back": later("failed and rolled back"),
+    "skipped": later("skipped"),
+}
 
 
 def _end_in_words(end: str) -> str:
@@ -313,7 +318,7 @@ def _outer_gate_text(
 
 def _item_end(item: GroupItem, detail: str) -> str:
     """Return how an item ended. `detail` is what its last call gave, or why it failed."""
-    return f"{prose(item.label)} {item.in_words}" + (f": {code(in_columns(detail, SHORT_COLUMNS))}" if detail else "")
+    return f"{prose(item.label)} {_end_in_words(item.in_words)}" + (f": {code(in_columns(detail, SHORT_COLUMNS))}" if detail else "")
 
 
 def _labelled_lines(step: Step) -> list[str]:
@@ -434,7 +439,7 @@ def outcome_text(
         f"- {tr('attempt {number}, started at {when}', number=attempt.number, when=moment(attempt.started_at))}{by}",
         f"- {tr('why the outcome is unknown: {why}', why=words(why))}",
         "",
-        f"### {tr('Your answer')}",
+        f"### {tr('More about the answers')}",
         "",
         f"- {tr('the run waits until somebody answers')}",
         f"- {tr('with **abort**, the outcome stays unknown, and no rollback undoes this call')}",

@@ -150,13 +150,13 @@ class StartedCommand:
         pid, age = self.process.pid, self.process.age_seconds
         match self.state:
             case "running" if self.process.is_alive:
-                return f"still runs here, pid {pid}" + ("" if age is None else f", {duration(max(age, 1) * 1000)}")
+                return tr("still runs here, pid {pid}", pid=pid) + ("" if age is None else f", {duration(max(age, 1) * 1000)}")
             case "running":
-                return f"still runs here, pid {', '.join(map(str, self.process.session))}, started by pid {pid}"
+                return tr("still runs here, pid {pids}, started by pid {pid}", pids=", ".join(map(str, self.process.session)), pid=pid)
             case "ended":
-                return f"has ended, pid {pid}"
+                return tr("has ended, pid {pid}", pid=pid)
             case "elsewhere":
-                return f"cannot be seen from here, it ran on {self.process.host}, pid {pid}"
+                return tr("cannot be seen from here, it ran on {host}, pid {pid}", host=self.process.host, pid=pid)
 
 
 class GroupItem(NamedTuple):

@@ -92,7 +92,7 @@ def step_gate_text(
     asks = _asking(bound, context, waits, step=named)
     heading = tr("Approve {name}?", name=_called_in_words(step.id, item, label, of_items))
     if step.inner:
-        return _outer_gate_text(bound, step, parameters, heading, approval_digest, asks, notices, frozenset(gated), ended_items)
+        return _outer_gate_text(bound, step, parameters, heading, approval_digest, asks, notices, frozenset(gated) - {step.id}, ended_items)
     known = _known_before(validated.dependencies[step.id], results or {}, ends or {})
     before = _dependencies_section(validated.dependencies[step.id], results or {}, ends or {}, ValueMask(bound.inputs, expressions=False))
     goal = _predicted_goal(bound, step)
@@ -300,7 +300,7 @@ def _outer_gate_text(
     before = [tr("Before it: {ends}.", ends=joined_lines(ends[:SHOWN_ITEMS]))] if ends else []
     # The last line counts what is not shown above, so its height is reserved with all that it could count.
     closing = " ".join([*before, last_line(preview, gates, [MOST_COUNTED])])
-    calls, counts = first_calls(preview, mask, height=max(HEIGHT - height_of([*first, closing]), MIN_CALL_HEIGHT))
+    calls, counts = first_calls(preview, gates, mask, height=max(HEIGHT - height_of([*first, closing]), MIN_CALL_HEIGHT))
     first += [*calls, " ".join([*before, last_line(preview, gates, counts)]), ""]
     items, on_error = parameters.get("items"), validated.plan.on_error_of(outer)
     count = len(items) if isinstance(items, list) else None

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import cast
@@ -302,19 +302,27 @@ def height_of(lines: Sequence[str]) -> int:
     return height
 
 
-def first_calls(preview: Preview, mask: ValueMask, *, height: int) -> tuple[list[str], list[str]]:
+def asks_again(step: Step, gates: Collection[str]) -> bool:
+    """Return whether `step`, its group or the step that runs its plan asks again before it runs."""
+    return any(step_id in gates for step_id in (step.id, step.group, step.within.id if step.within is not None else None))
+
+
+def first_calls(preview: Preview, gates: Collection[str], mask: ValueMask, *, height: int) -> tuple[list[str], list[str]]:
     """Return the calls that fit into `height` pixels, by risk, and phrases that count the calls that are not among them.
 
-    Calls that cannot be undone come first, and if not all fit, the first names of the rest. Then come writes that can be undone, if all
+    Calls that cannot be undone come first, those that ask again (`gates`) after the others, and if not all fit, the first names of the
+    rest. Then come writes that can be undone, if all
     fit. Reads are only shown if nothing writes.
     """
     calls = [(number, step) for number, step in enumerate(preview.steps, start=1) if not step.step.inner and step.step.ask is None]
     final = [(number, step) for number, step in calls if step.effect != "read" and step.rollback is None]
+    final.sort(key=lambda call: asks_again(call[1].step, gates))
+    alone = frozenset(step.step.id for _, step in final if gates and not asks_again(step.step, gates))
     undoable = [(number, step) for number, step in calls if step.effect != "read" and step.rollback is not None]
     reads = [(number, step) for number, step in calls if step.effect == "read"]
     lines, counts = list[str](), list[str]()
     if final:
-        lines = [tr("**Cannot be undone:**"), "", *_call_rows(final, mask, height=height - _PARAGRAPH_HEIGHT), ""]
+        lines = [tr("**Cannot be undone:**"), "", *_call_rows(final, mask, height=height - _PARAGRAPH_HEIGHT, alone=alone), ""]
     if undoable:
         title = tr("**Can be undone:**") if final else tr("**Every write can be undone:**")
         rows = _call_rows(undoable, mask, height=height - _PARAGRAPH_HEIGHT - height_of(lines), needs_all=bool(final))
@@ -327,21 +335,24 @@ def first_calls(preview: Preview, mask: ValueMask, *, height: int) -> tuple[list
     return lines, counts
 
 
-def _call_rows(calls: Sequence[tuple[int, StepPreview]], mask: ValueMask, *, height: int, needs_all: bool = False) -> list[str]:
+def _call_rows(
+    calls: Sequence[tuple[int, StepPreview]], mask: ValueMask, *, height: int, needs_all: bool = False, alone: Collection[str] = ()
+) -> list[str]:
     """Return the rows of the first calls that fit into `height` pixels, then a row with names of the rest.
 
-    With `needs_all`, return no rows if not all fit. Otherwise at least one call has a row.
+    `alone` are the steps whose rows say that nobody is asked again. With `needs_all`, return no rows if not all fit. Otherwise at least
+    one call has a row.
     """
     first, most = calls[: height // _LINE + 1], max(STEP_LINES, height // _LINE // len(calls))
     for lines in range(most, 0, -1) if len(first) == len(calls) else ():  # each on one line rather than some not at all
-        rows = [_call_row(number, step, mask, columns=lines * _COLUMNS) for number, step in calls]
+        rows = [_call_row(number, step, mask, columns=lines * _COLUMNS, alone=alone) for number, step in calls]
         if height_of(rows) <= height:
             return rows
     if needs_all:
         return []
     shown, left = list[str](), height - height_of([_more_calls([step for _, step in calls])])
     for number, step in first:
-        row = _call_row(number, step, mask, columns=STEP_LINES * _COLUMNS)
+        row = _call_row(number, step, mask, columns=STEP_LINES * _COLUMNS, alone=alone)
         left -= height_of([row]) - _LIST_MARGIN
         if left < 0 and shown:
             break
@@ -389,10 +400,11 @@ def _truncated_block(name: str, value: JsonValue, *, height: int) -> list[str]:
     return [f"- {code(name)}: {_inline_code(value, STEP_LINES * _COLUMNS)}"]
 
 
-def _call_row(number: int, preview: StepPreview, mask: ValueMask, *, columns: int) -> str:
+def _call_row(number: int, preview: StepPreview, mask: ValueMask, *, columns: int, alone: Collection[str]) -> str:
     step = preview.step
     notes = [_items_text(preview, columns=columns // 2)] if preview.is_repeated else []
     notes += [tr("can be repeated")] if preview.effect == "idempotent_write" else []
+    notes += [tr("not asked again")] if step.id in alone else []
     notes += [tr("always at the end")] if preview.is_finally_step else []
     about = f" ({', '.join(notes)})" if notes else ""
     row = f"- **{number}. {words(step.id)}**{about}: {'; '.join(preview.facts) or code(step.called)}"

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.options import Effect
-from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import code, counted, duration, fenced, secret_parameters, words
 from plan_adapter.text.changes import FINALLY, Changes
 from plan_adapter.text.gate_text import (
@@ -211,7 +211,7 @@ def plan_gate_text(
     asked = [" ".join(part for part in (context.sentence(), waits, _inputs_line(bound.inputs, mask)) if part), ""]
     # The last line counts what is not shown above, so its height is reserved with all that it could count.
     left = HEIGHT - height_of([*notes, *head, *asked, last_line(preview, gates, [MOST_COUNTED])])
-    calls, counts = first_calls(preview, mask, height=max(left, MIN_CALL_HEIGHT))
+    calls, counts = first_calls(preview, gates, mask, height=max(left, MIN_CALL_HEIGHT))
     facts = [*asked, *calls, last_line(preview, gates, counts), ""]
     about = quoted_description(heading, preview.plan.description)
     is_described = height_of([*notes, *head, *about, *facts]) <= HEIGHT
@@ -249,9 +249,7 @@ def last_line(preview: Preview, gates: frozenset[str], counts: Sequence[str]) ->
     also = [*counts, *([counted(len(questions), "question to a person", "questions to people")] if questions else [])]
     parts = [tr("Also {things}.", things=_joined(also))] if also else []
     if asks:
-        again, alone = list_names(asks, 2), [step.step.id for step in preview.irreversible if _runs_unasked(step.step, gates)]
-        unasked = tr("Asks again before {steps}, not {others}.", steps=again, others=list_names(alone, 2))
-        parts.append(unasked if alone else tr("Asks again before {steps}.", steps=again))
+        parts.append(tr("Asks again before {steps}.", steps=list_names(asks, 2)))
     return " ".join([*parts, worst_case_sentence(preview.worst_case_ms, asks=bool(asks or questions))])
 
 
@@ -259,12 +257,6 @@ def _joined(texts: Sequence[str]) -> str:
     """Return texts joined with commas, and the last one with `and`."""
     *others, last = texts
     return tr("{first} and {last}", first=", ".join(others), last=last) if others else last
-
-
-def _runs_unasked(step: Step, gates: Collection[str]) -> bool:
-    """Return whether a call runs although neither its step, nor its group, nor the step that runs its plan asks again."""
-    around = (step.id, step.group, step.within.id if step.within is not None else None)
-    return not step.inner and not any(step_id in gates for step_id in around)
 
 
 def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:

@@ -62,9 +62,9 @@ EXPECTED: dict[tuple[str | None, int | None], Situation] = {
             "Asked by ",
             "Inputs: site production",
             "Cannot be undone:",
-            "systemctl restart ${{ item }}",
+            "not asked again",
+            "echo charged customer 4711; sleep 60",
             "Asks again before nodes",
-            ", not send",
         ),
         "approve",
     ),
@@ -93,14 +93,14 @@ EXPECTED: dict[tuple[str | None, int | None], Situation] = {
 
 CHINESE: dict[tuple[str | None, int | None], Situation] = {
     (None, None): Situation(
-        "批准 rolling-restart (restart in production)?",
-        ("输入:site production", "无法撤销:", "systemctl restart ${{ item }}", "前会再次询问,执行 send 前不会。"),
+        "是否批准 rolling-restart (restart in production)？",
+        ("输入：site production", "无法撤销：", "sleep 60", "不再请求确认"),
         "approve",
     ),
-    ("nodes", 1): Situation("批准 nodes:web-1 (1/2)?", ("无法撤销:", "systemctl restart web-1", "可以撤销:"), "approve"),
-    ("nodes", 2): Situation("批准 nodes:web-2 (2/2)?", ("此前:web-1 已完成: 200 OK",), "approve"),
+    ("nodes", 1): Situation("是否批准 nodes：web-1 (1/2)？", ("无法撤销：", "systemctl restart web-1", "可以撤销："), "approve"),
+    ("nodes", 2): Situation("是否批准 nodes：web-2 (2/2)？", ("此前已执行：web-1 已完成: 200 OK",), "approve"),
     ("decide", None): Situation("要切换到备用站点吗?", ("web-1 已完成, web-2 已完成",), "answer", (("怎么办", "switch"),)),
-    ("send", None): Situation("send 生效了吗?", ("它调用了 bash,参数:", "它会发生两次"), "done"),
+    ("send", None): Situation("send 生效了吗？", ("调用的工具：bash，参数如下：", "操作会执行两次"), "done"),
     ("report", 1): Situation("模型请求调用 write_file", ("report.txt", "写操作", "目标“Tell the team what was done”的第 1 轮"), "approve"),
 }
 

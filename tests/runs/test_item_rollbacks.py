@@ -21,12 +21,13 @@ from plan_adapter.model.plan import Rollback, Step
 from plan_adapter.model.status import RunReason
 from plan_adapter.plans import format_plan
 from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arevise_run, arun_plan
-from plan_adapter.runs.reconcile import ANSWERS, CHECK_FIRST, hint_of
+from plan_adapter.runs.reconcile import hint_of
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus, dump_plan
 from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
+from tests.cli.test_unknown_outcomes import ANSWERS, CHECK_FIRST
 from tests.engine.calls import task_runs
 from tests.processes import Program
 from tests.runs.cluster import Cluster, act, rolling, run

@@ -154,9 +154,11 @@ class ApprovalState:
             by, command = prose(self.answer.by), self._resume_command
             return tr("the approval by {who} is stale: {why}; `{command}` asks again", who=by, why=self.stale, command=command)
         if self.unapplied:
-            answers = listed(self.unapplied, 5)
-            resumes = later("{answers}, but the run has no process: `{command}` resumes it, with what was answered")
-            return tr(resumes, answers=answers, command=self._resume_command)
+            return tr(
+                "{answers}, but the run has no process: `{command}` resumes it, with what was answered",
+                answers=listed(self.unapplied, 5),
+                command=self._resume_command,
+            )
         return tr("the gate was answered, but the run has no process: `{command}`", command=self._resume_command)
 
     @property
@@ -282,8 +284,8 @@ def answered_in_words(decision: Decision, *, is_question: bool = False) -> str:
 
 
 def _version_line(row: "Revision") -> str:
-    replaced = later("version {number} was replaced by {who} at {when}")
-    return tr(replaced, number=row.number, who=prose(row.by), when=moment(row.at)) + _note_suffix(row.note)
+    who, when = prose(row.by), moment(row.at)
+    return tr("version {number} was replaced by {who} at {when}", number=row.number, who=who, when=when) + _note_suffix(row.note)
 
 
 def gate_line(gate: Gate, now: datetime) -> str:
@@ -298,7 +300,7 @@ def gate_line(gate: Gate, now: datetime) -> str:
 
 
 def _asked_in_words(gate: Gate) -> str:
-    """Return what an open gate waits for."""
+    """Return the wait at an open gate in words: for an approval, an answer or an outcome, and of which step."""
     if gate.step_id is None:
         return tr("waits for an approval of the plan")
     place = prose(gate_place(gate))

@@ -1,6 +1,5 @@
 """Runs, gates, events and differences between plans, as JSON objects and as lines of text."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from plan_adapter.model.language import later, tr
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import call_name, counted, duration, item_number, one_line, plain
 from plan_adapter.model.record import PlanRun
-from plan_adapter.model.status import PlanStatus, RunOutcome
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.text import changes
 from plan_adapter.text.commands import answer_command
 
@@ -99,27 +98,12 @@ def gate_place(gate: Gate) -> str:
     return "plan" if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)
 
 
-_OUTCOMES: Mapping[RunOutcome, str] = {
-    RunOutcome.COMPLETED: later("Completed"),
-    RunOutcome.FAILED: later("Failed"),
-    RunOutcome.PARTIAL: later("Partial"),
-    RunOutcome.ROLLED_BACK: later("RolledBack"),
-    RunOutcome.ROLLBACK_INCOMPLETE: later("RollbackIncomplete"),
-    RunOutcome.CANCELLED: later("Cancelled"),
-    RunOutcome.REJECTED: later("Rejected"),
-    RunOutcome.EXPIRED: later("Expired"),
-    RunOutcome.TIMED_OUT: later("TimedOut"),
-    RunOutcome.INTERRUPTED: later("Interrupted"),
-    RunOutcome.UNKNOWN_OUTCOME: later("UnknownOutcome"),
-}
-
-
 def outcome_in_words(run: PlanRun) -> str:
     """Return how `run` ended, with the reason that its outcome hides, or what it does if it has not ended."""
     if run.outcome is None:
         waits = tr("Waiting") if run.status is PlanStatus.PENDING_APPROVAL else run.status.capitalize()
         return tr("Running") if run.status is PlanStatus.EXECUTING else waits
-    return tr(_OUTCOMES[run.outcome]) + run.outcome_text.removeprefix(run.outcome)
+    return tr(run.outcome.value) + run.outcome_text.removeprefix(run.outcome)
 
 
 def run_status_line(run: PlanRun) -> str:

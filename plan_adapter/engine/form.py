@@ -267,14 +267,15 @@ def _proof_fields(gate_policy: GatePolicy, *, command: str, takes_codes: bool) -
         fields["code"] = (str, code)
     if "ssh_signature" in known_by:
         is_only_proof = known_by == ("ssh_signature",)
-        filled = tr("`{command}` fills it in and answers here.", command=command)
-        optional = tr("`{command}` fills it in; leave it empty in the browser.", command=command)
+        description = tr("`{command}` fills it in; leave it empty in the browser.", command=command)
+        if is_only_proof:
+            description = tr("`{command}` fills it in and answers here.", command=command)
         signature = Field(
             default=_REQUIRED if is_only_proof else "",
             min_length=1 if is_only_proof else None,
             max_length=MAX_SIGNATURE_CHARACTERS,
             title=tr("SSH signature"),
-            description=filled if is_only_proof else optional,
+            description=description,
         )
         fields["signature"] = (str, signature)
     return fields

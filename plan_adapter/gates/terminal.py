@@ -27,7 +27,8 @@ def gate_summary(request: ApprovalRequest) -> str:
     lines = plain(compact).split("\n") if compact else []
     shown, rest = lines[:SHOWN_LINES], lines[SHOWN_LINES:]
     if rest:
-        shown += [line for line in rest if any(text in line.casefold() for text in in_all_languages(IRREVERSIBLE))]
+        irreversible = in_all_languages(IRREVERSIBLE)
+        shown += [line for line in rest if any(text in line.casefold() for text in irreversible)]
         more = tr("… {count} more lines; v shows all of it", count=len(rest))
         shown.append(more + (tr(", as does `{command}`", command=show_command(request)) if is_approval else ""))
     if not lines:
@@ -154,10 +155,11 @@ class TerminalApprover:
             return
         reason = refusal(request.gate_policy, identity_of_account(), decision="approve")
         if reason is not None:
-            cannot = later("you cannot answer here: {why}; {hint}")
-            if request.kind != "question":
-                cannot = later("you cannot approve it here: {why}; {hint}")
-            say(tr(cannot, why=reason, hint=_proof_hint(request)))
+            hint = _proof_hint(request)
+            if request.kind == "question":
+                say(tr("you cannot answer here: {why}; {hint}", why=reason, hint=hint))
+            else:
+                say(tr("you cannot approve it here: {why}; {hint}", why=reason, hint=hint))
 
     def _prompt(self, request: ApprovalRequest) -> str:
         if request.kind == "question":

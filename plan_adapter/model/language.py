@@ -66,7 +66,7 @@ def later(text: str) -> str:
 
 
 def in_all_languages(text: str) -> list[str]:
-    """Return `text`, a literal, in every language, so that it is found in what was said earlier."""
+    """Return `text`, a literal, in every language, to find it in a text that another process wrote."""
     return list(dict.fromkeys([text, *(_catalogue(language).gettext(text) for language in LANGUAGES if language != "en")]))
 
 

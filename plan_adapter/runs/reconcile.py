@@ -13,7 +13,7 @@ from plan_adapter.gates.gate import new_gate
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval, Gate
 from plan_adapter.model.errors import NotApprovedError
-from plan_adapter.model.language import later, tr
+from plan_adapter.model.language import tr
 from plan_adapter.model.readable import call_in_words, call_name, listed, one_line
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunReason
@@ -116,8 +116,12 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
         instruction = f"`{advice.command}` {advice.effect}"
         if advice.then is not None:
             answers = tr("done: it happened; again: it did not, call it again; abort: end the run, still unknown")
-            check = later("check whether it happened, then record it with `{command}` ({answers}), then `{then}`")
-            instruction = tr(check, command=advice.command, answers=answers, then=advice.then)
+            instruction = tr(
+                "check whether it happened, then record it with `{command}` ({answers}), then `{then}`",
+                command=advice.command,
+                answers=answers,
+                then=advice.then,
+            )
         return f"{advice.message}: {instruction}"
     if run.completed_at is None:
         return None

@@ -50,7 +50,7 @@ ANY_RESOLUTION = "done|again|abort"
 
 
 def resolutions_in_words(*, is_rollback: bool = False) -> dict[Resolution, str]:
-    """Return what each answer about an unknown outcome says and does, by answer. `is_rollback`: the call was a rollback."""
+    """Return the meaning and the effect of each answer about an unknown outcome, by answer. `is_rollback`: the call was a rollback."""
     return {
         "done": tr("it took effect, and is not repeated"),
         "again": tr("it did not, and is repeated; if you are wrong, it happens twice"),

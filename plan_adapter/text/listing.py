@@ -83,7 +83,7 @@ def label_of(field: str) -> str:
 
 
 def either(names: Sequence[str]) -> str:
-    """Return the names of which one is enough."""
+    """Return names as alternatives: `ana` or `bo`."""
     return tr(" or ").join(map(code, names))
 
 

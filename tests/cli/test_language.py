@@ -20,7 +20,7 @@ OURS = re.compile(r"\b(?!(?:plan|approve|reject|show|digest|resume|offline|gates
 
 
 def chinese(text: str) -> str:
-    """Return what a text says in words, without code, ids and times."""
+    """Return `text` without code and the names of tools."""
     return re.sub(r"`[^`]*`|tests\.\S+", "", text)
 
 

@@ -108,7 +108,7 @@ def gate_text(step: dict[str, Any]) -> str:
 
 
 def step_gate_of(step: dict[str, Any], gate: str) -> str:
-    """Return what the gate of step `gate` shows, or of its first item if it has items."""
+    """Return the text of the gate of step `gate`, or of its first item if it has items, without the digests."""
     validated = validate(plan_with(step), TOOLS)
     bound, asks = bind_inputs(validated), validated.plan.step(gate)
     shown: Any = {"item": "a"} if asks.is_group else validated.parameters[gate].source

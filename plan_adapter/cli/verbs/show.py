@@ -167,7 +167,7 @@ def _next_at_gate(next_text: str | None, gates: "Sequence[Gate]") -> str | None:
 
 
 def _asked_lines(gate: "Gate", now: "datetime", *, is_only: bool) -> list[str]:
-    """Return what a gate asks, who may answer, and since when it waits. The only gate is shown with its first screen."""
+    """Return the question of a gate, who may answer, and since when it waits. The only gate is shown with its first screen."""
     what = one_line(gate.description)
     waits = plain(gate_line(gate, now))
     if gate.kind == "question":

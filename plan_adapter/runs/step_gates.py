@@ -1,7 +1,7 @@
 """Step gates and outcome gates, as the execution of a run uses them."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -24,6 +24,7 @@ from plan_adapter.gates.identity import identity_of_author
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.model.approvals import Approval, Gate
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.language import tr
 from plan_adapter.model.options import Input
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
 from plan_adapter.model.readable import call_name, redacted
@@ -125,8 +126,8 @@ class CallGates:
             of_items=None if self._is_goal(call) else len(recorded_items(self._plan, run, call.step.id)) or None,
             nobody=why_nobody_may_answer(gate_policy),
             results={step.id: step.result for step in before} | {step_id: end["result"] for step_id, end in call.before.items()},
-            ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before}
-            | {step_id: _end_in_words(end) for step_id, end in call.before.items()},
+            ends={step.id: _end_in_words(step.status.value, step.reason) for step in before}
+            | {step_id: _end_in_words(str(end["status"]), end["error"]) for step_id, end in call.before.items()},
             notices=[*changes, *stale, *group_notices(self._plan, policy, call.step.id)],
             gated=gated_steps(self.approved.bound.validated, policy),
             rounds=await self._rounds_before(call),
@@ -271,9 +272,9 @@ def _question_of(call: GatedCall) -> str:
     return str(shown["question"]) if isinstance(shown, dict) else ""
 
 
-def _end_in_words(end: Mapping[str, JsonValue]) -> str:
-    """Return how a step of an item ended, with its error."""
-    return f"{end['status']}" + (f": {end['error']}" if end["error"] else "")
+def _end_in_words(status: str, why: JsonValue) -> str:
+    """Return how a step ended, with the reason or the error if there is one."""
+    return tr(status) + (f": {why}" if why else "")
 
 
 def _rejection(answer: Approval) -> GateRefusal:

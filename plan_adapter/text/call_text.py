@@ -6,7 +6,7 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from plan_adapter.model.goals import MODEL_ASKS
-from plan_adapter.model.language import later, tr
+from plan_adapter.model.language import tr
 from plan_adapter.model.options import Effect, Question
 from plan_adapter.model.plan import Step
 from plan_adapter.model.readable import as_text, call_name, code, counted, duration, listed, moment, one_line, prose, words
@@ -82,7 +82,7 @@ def step_gate_text(
     """Return the text of a step gate: the parameters as the tool will receive them, or the question, and what led to it.
 
     `context` is the run that asks. `of_items` is how many items the step or its group has. `results` are those of the steps that it
-    depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0. A call or a question of a model belongs to a
+    depends on, and `ends` is how they ended, in words (`completed`). `item` counts from 0. A call or a question of a model belongs to a
     round of the step's goal, and `rounds` are those before it. `ended_items` are the items of a group that ended before this one, each with
     its result or error. `gated` are the steps that ask before they run. `nobody` says why nobody may answer, if nobody may.
     """
@@ -171,24 +171,10 @@ def _known_before(after: Sequence[str], results: Mapping[str, JsonValue], ends: 
     known = list[str]()
     for step_id in after:
         result = _group_result(results.get(step_id)) or short_result(results.get(step_id))
-        end = ends.get(step_id, "completed" if step_id in results else "")
+        end = ends.get(step_id, tr("completed") if step_id in results else "")
         if end:
-            known.append(f"{code(step_id)} {_end_in_words(end)}{f': {code(in_columns(result, SHORT_COLUMNS))}' if result else ''}")
+            known.append(f"{code(step_id)} {words(end)}{f': {code(in_columns(result, SHORT_COLUMNS))}' if result else ''}")
     return [tr("Before it: {ends}.", ends=joined_lines(known))] if known else []
-
-
-_ENDS = {
-    "completed": later("completed"),
-    "failed": later("failed"),
-    "failed and rolled back": later("failed and rolled back"),
-    "skipped": later("skipped"),
-}
-
-
-def _end_in_words(end: str) -> str:
-    """Return how a step ended, with the reason that may follow its status."""
-    status, reason = end.partition(":")[::2]
-    return (tr(_ENDS[status]) if status in _ENDS else words(status)) + (f":{words(reason)}" if reason else "")
 
 
 def _group_result(result: JsonValue) -> str:
@@ -196,7 +182,7 @@ def _group_result(result: JsonValue) -> str:
     items = [item for item in result if isinstance(item, dict) and "label" in item and "status" in item] if isinstance(result, list) else []
     if not items or not isinstance(result, list) or len(items) < len(result):
         return ""
-    return listed([one_line(f"{item['label']} {_end_in_words(str(item['status']))}") for item in items], SHOWN_ITEMS)
+    return listed([one_line(f"{item['label']} {tr(str(item['status']))}") for item in items], SHOWN_ITEMS)
 
 
 def _seen_by_model(rounds: Sequence[RoundRecord]) -> list[str]:
@@ -318,7 +304,7 @@ def _outer_gate_text(
 
 def _item_end(item: GroupItem, detail: str) -> str:
     """Return how an item ended. `detail` is what its last call gave, or why it failed."""
-    return f"{prose(item.label)} {_end_in_words(item.in_words)}" + (f": {code(in_columns(detail, SHORT_COLUMNS))}" if detail else "")
+    return f"{prose(item.label)} {tr(item.in_words)}" + (f": {code(in_columns(detail, SHORT_COLUMNS))}" if detail else "")
 
 
 def _labelled_lines(step: Step) -> list[str]:
@@ -373,8 +359,8 @@ def _rollback_section(undo: RollbackPreview | None, mask: ValueMask, *, with_ite
 def _dependencies_section(after: Sequence[str], results: Mapping[str, JsonValue], ends: Mapping[str, str], mask: ValueMask) -> list[str]:
     lines = [f"### {tr('What it depends on')}", ""] if after else []
     for name in after:
-        end = ends.get(name) or ("completed" if name in results else "")
-        label = f"{code(name)} {_end_in_words(end) if end else tr('has no result')}"
+        end = ends.get(name) or (tr("completed") if name in results else tr("has no result"))
+        label = f"{code(name)} {words(end)}"
         lines += value_lines(label, mask.redact("result", results[name])) if name in results else [f"- {label}"]
     return [*lines, ""] if lines else []
 

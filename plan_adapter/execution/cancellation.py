@@ -22,6 +22,7 @@ class Stop:
         self.kind: StopKind | None = None
         self.message = ""
         self.is_from_prefect = False
+        self.kept_from_starting = False  # whether a step was skipped because of it
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property

@@ -55,6 +55,7 @@ class Progress:
         self._is_finally = is_finally
         self._on_ended = on_ended
         self._halt_reason = ""
+        self._is_halted_by_stop = False
 
     # Why no further step starts.
 
@@ -62,6 +63,11 @@ class Progress:
         """Start no further step. Steps that have not started are skipped for `cause`."""
         self._halt_reason = self._halt_reason or cause
         self.open_gates.withdraw()
+
+    def halt_for_stop(self) -> None:
+        """Start no further step because the run was stopped. A failure that halted the run earlier stays the reason."""
+        self._is_halted_by_stop = not self._halt_reason
+        self.halt(self.scope.stop.message)
 
     def halt_plan_of(self, step: Step, cause: str) -> None:
         """Start no further step of the plan of `step`, nor of the outer plan if it stops when this plan fails."""
@@ -193,6 +199,8 @@ class Progress:
         """Set a step to skipped. The caller closes it."""
         run = self.runs[step.id]
         run.status, run.reason, run.completed_at = StepStatus.SKIPPED, reason, self.scope.recorder.now()
+        if self._is_halted_by_stop:
+            self.scope.stop.kept_from_starting = True
 
     def finish(self, step: Step, end: AttemptEnd, *, was_refused: bool = False, continues: bool = False) -> None:
         """Set a step to how it ended, and stop what its failure stops. The caller closes it.

@@ -72,7 +72,7 @@ def ending_of(steps: Sequence[StepRun], stop: Stop, refusal: GateRefusal | None 
     unknown = [step for step in steps if step.outcome is Outcome.UNKNOWN]
     broken = PlanStatus.PARTIAL if completed else PlanStatus.FAILED
     stopped = f"{stop.message}; {_unknown_message(unknown)}" if unknown else stop.message
-    was_cut_short = stop.is_set and (ended or kept_from_starting(steps, stop))
+    was_cut_short = stop.is_set and (ended or stop.kept_from_starting)
     if was_cut_short and stop.kind == "cancelled":
         return Ending(PlanStatus.CANCELLED, RunReason.CANCELLED, stopped)
     if was_cut_short:
@@ -87,11 +87,6 @@ def ending_of(steps: Sequence[StepRun], stop: Stop, refusal: GateRefusal | None 
     if missing := [step.id for step in steps if step.id in left and step.status is StepStatus.SKIPPED]:
         return Ending(broken, None, f"{_listed_ids(missing)} were not requested this time; resuming the run runs the rest")
     return Ending(PlanStatus.COMPLETED, None, None)
-
-
-def kept_from_starting(steps: Sequence[StepRun], stop: Stop) -> bool:
-    """Return whether `stop` is why some of `steps`, which have all ended, were skipped."""
-    return stop.is_set and any(step.status is StepStatus.SKIPPED and step.reason == stop.message for step in steps)
 
 
 def _unknown_message(steps: Sequence[StepRun]) -> str:

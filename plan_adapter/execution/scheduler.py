@@ -94,7 +94,7 @@ class Scheduler:
     def begin(self) -> None:
         """Start every step whose dependencies, if any, were all carried."""
         self.progress.name_items(self._order)
-        self._scope.stop.future.add_done_callback(lambda _: self.progress.halt(self._scope.stop.message))
+        self._scope.stop.future.add_done_callback(lambda _: self.progress.halt_for_stop())
         for step_id in [step_id for step_id in self._order if not self._waits_for.get(step_id, 1)]:
             self._step_ready(self._steps[step_id])
         self.progress.tasks.end_if_done()

@@ -16,7 +16,6 @@ from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.redactor import RunSecrets, redact
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.rollback_status import RollbackReport
-from plan_adapter.execution.run_status import kept_from_starting
 from plan_adapter.expressions import Variables
 from plan_adapter.gates.approval import ApprovedPlan
 from plan_adapter.model.canonical import call_digest
@@ -135,7 +134,7 @@ class RunScope:
     def take_over(self, finally_scope: "RunScope") -> None:
         """Note how the `finally` steps of `finally_scope` ended, for the end of the run."""
         self.is_left, self.refusal = finally_scope.is_left, self.refusal or finally_scope.refusal
-        if kept_from_starting(self.run.steps, finally_scope.stop):
+        if finally_scope.stop.kept_from_starting:
             self.why_finally_stopped = finally_scope.stop.message
 
     def notify(

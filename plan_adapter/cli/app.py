@@ -118,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.remove("--debug")
     output.prepare_streams()
     try:
-        with speaking(language_of(os.environ.get("PLAN_ADAPTER_LANGUAGE"))):
+        is_for_programs = "--json" in options or options[:1] == ["mcp"]  # what they read is always in English
+        with speaking("en" if is_for_programs else language_of(os.environ.get("PLAN_ADAPTER_LANGUAGE"))):
             code = _dispatch(arguments)
         output.flush()
     except BrokenPipeError:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from plan_adapter.cli.records import gate_place, outcome_in_words
+from plan_adapter.cli.records import gate_place
 from plan_adapter.gates.approval import refusal, requires_approval, why_nobody_may_answer
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.local.settings import Settings
@@ -22,6 +22,7 @@ from plan_adapter.text.commands import (
     rollback_command,
     rolled_back_hint,
 )
+from plan_adapter.text.run_facts import outcome_in_words
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import Unit

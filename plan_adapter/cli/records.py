@@ -9,9 +9,9 @@ from plan_adapter.model.language import later, tr
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import call_name, counted, duration, item_number, one_line, plain
 from plan_adapter.model.record import PlanRun
-from plan_adapter.model.status import PlanStatus
 from plan_adapter.text import changes
 from plan_adapter.text.commands import answer_command
+from plan_adapter.text.run_facts import outcome_in_words
 
 if TYPE_CHECKING:
     from plan_adapter.store.plans import PlanVersion
@@ -96,14 +96,6 @@ QUESTION_SUFFIXES: dict[GateKind, str] = {
 def gate_place(gate: Gate) -> str:
     """Return where `gate` is: the plan, or a step and its item."""
     return "plan" if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)
-
-
-def outcome_in_words(run: PlanRun) -> str:
-    """Return how `run` ended, with the reason that its outcome hides, or what it does if it has not ended."""
-    if run.outcome is None:
-        waits = tr("Waiting") if run.status is PlanStatus.PENDING_APPROVAL else run.status.capitalize()
-        return tr("Running") if run.status is PlanStatus.EXECUTING else waits
-    return tr(run.outcome.value) + run.outcome_text.removeprefix(run.outcome)
 
 
 def run_status_line(run: PlanRun) -> str:

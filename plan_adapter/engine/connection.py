@@ -59,15 +59,26 @@ class Server:
 
     def run_url(self, flow_run_id: UUID | str) -> str | None:
         """Return the URL of a flow run's page, or None if the UI's address is unknown."""
-        if self.ui_url is None:
-            return None
-        # Prefect's newer UI renders Mermaid and tables in forms. A deep link without /v2 opens the older UI.
-        newer = "/v2" if self.is_local else _newer_ui(self.ui_url)
-        return f"{self.ui_url}{newer}/runs/flow-run/{flow_run_id}"
+        return self._page_url(f"runs/flow-run/{flow_run_id}")
+
+    def artifact_url(self, artifact_id: UUID | str) -> str | None:
+        """Return the URL of an artifact's page, or None if the UI's address is unknown."""
+        return self._page_url(f"artifacts/artifact/{artifact_id}")
+
+    def deployment_url(self, deployment_id: UUID | str) -> str | None:
+        """Return the URL of a deployment's page, or None if the UI's address is unknown."""
+        return self._page_url(f"deployments/deployment/{deployment_id}")
 
     def form_url(self, deployment_id: str) -> str | None:
         """Return the URL of the form that starts a run of a deployment, or None if the UI's address is unknown."""
         return None if self.ui_url is None else f"{self.ui_url}/deployments/deployment/{deployment_id}/run"
+
+    def _page_url(self, path: str) -> str | None:
+        if self.ui_url is None:
+            return None
+        # Prefect's newer UI renders Mermaid and tables in forms. A deep link without /v2 opens the older UI.
+        newer = "/v2" if self.is_local else _newer_ui(self.ui_url)
+        return f"{self.ui_url}{newer}/{path}"
 
 
 def configured_api_url() -> str | None:

@@ -17,7 +17,7 @@ from pydantic import JsonValue, WithJsonSchema
 
 from plan_adapter.engine.connection import describe_server_error, override_settings
 from plan_adapter.engine.flow_runs import CHECKS_ITSELF, name_flow_run, run_flow, tag_flow_run
-from plan_adapter.engine.gate_forms import keep_unattended_pause, leave_notice
+from plan_adapter.engine.gate_forms import leave_notice
 from plan_adapter.engine.internals import (
     busy_retries,
     confirm_delivery,
@@ -28,7 +28,7 @@ from plan_adapter.engine.internals import (
     resend_stranded,
 )
 from plan_adapter.engine.outgoing import paragraphs
-from plan_adapter.engine.states import state_of_error, state_of_run
+from plan_adapter.engine.states import keep_flow_end, state_of_error, state_of_run
 from plan_adapter.model.errors import NoServerError, PlanAdapterError
 from plan_adapter.model.options import Input, InputType
 from plan_adapter.model.plan import ExecutionPlan
@@ -166,14 +166,15 @@ def _flow_function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = T
         assert context is not None and context.flow_run is not None  # only Prefect calls this
         async with busy_retries():  # it changes the client, and so also covers the end of a flow that a worker runs
             await tag_flow_run(context.flow_run, plan.tags)
-        with keep_unattended_pause() as unattended:
+        with keep_flow_end() as end:
             try:
-                state = state_of_run(await body(inputs, str(context.flow_run.id)))
+                run = await body(inputs, str(context.flow_run.id))
+                state = state_of_run(run, report_url=end.report_url)
             except PlanAdapterError as error:
                 return state_of_error(error)
         if not state.is_paused():
             return state
-        paused = unattended.state or await leave_notice(state)
+        paused = end.paused or await leave_notice(state)
         if paused is None:
             return state
         raise Pause(state=paused)  # Prefect's engine then sets no state, which would delete the form

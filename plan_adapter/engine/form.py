@@ -100,7 +100,7 @@ def decision_field(digest: str, first_digest: str) -> str:
 def _decision_field(kind: GateKind) -> Any:
     # One line in each UI, so that the field stays in view.
     if kind == "approval":
-        return Field(title=tr("Decision"), description=tr("Give your name below. request_changes needs a note."))
+        return Field(title=tr("Decision"), description=tr("reject ends the run; request_changes needs a note and keeps it waiting."))
     if kind == "question":
         return Field(default="answer", title=tr("Decision"), description=tr("With reject the run ends, whatever the other fields say."))
     return Field(title=tr("Your answer"), description=tr("Give your name below, then press Resume or Submit."))
@@ -141,13 +141,19 @@ def _note_field(description: str | None = None) -> Any:
     return Field(default="", max_length=MAX_NOTE_CHARACTERS, title=tr("Note"), description=description)
 
 
-def form_description(request: ApprovalRequest, *, refused: str | None = None, takes_codes: bool = True) -> str:
+def form_description(
+    request: ApprovalRequest, *, refused: str | None = None, takes_codes: bool = True, links: Mapping[str, str] | None = None
+) -> str:
     """Return the Markdown above the form: why the last answer was refused, the first screen of the request, and the rest folded.
+
+    It ends with `links`, addresses by title.
 
     Prefect's newer UI folds the rest, so that `decision` stays in view. The older UI shows it in a scrolling box.
     """
     first, rest = split_text(_truncate(without_picture(request.text), request))
     parts = [first, *([_FOLD.format(tr(_ALL_DETAILS)), rest, "</details>"] if rest else [])]
+    if links:
+        parts.append(" · ".join(f"[{title}]({url})" for title, url in links.items()))
     if not takes_codes:
         parts.insert(0, f"**{tr('This form does not accept one-time codes.')}** {open_form_notice(request)}")
     if refused:
@@ -338,7 +344,7 @@ def paused_message(request: ApprovalRequest) -> str:
     """Return the message of the paused state."""
     name = one_line(request.name)[:MAX_NAME_CHARACTERS]
     if request.kind == "approval":
-        return f"Waiting for an approval of {name}"
+        return tr("Waiting for an approval of {name}", name=name)
     if request.kind == "question":
-        return f"Waiting for an answer to the question `{request.step_id}` of {name}"
-    return f"Waiting to know how `{called_step(request)}` of {name} ended"
+        return tr("Waiting for an answer to the question `{step}` of {name}", step=request.step_id, name=name)
+    return tr("Waiting to know how `{call}` of {name} ended", call=called_step(request), name=name)

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
@@ -42,12 +41,13 @@ from plan_adapter.engine.form import (
     without_folding,
 )
 from plan_adapter.engine.outgoing import LogWriter, label, log_writer, markdown, state_message
-from plan_adapter.engine.states import WAITING, unattended_state
+from plan_adapter.engine.states import WAITING, flow_end, unattended_state
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GateKind, PauseKind, keyset_of
 from plan_adapter.model.errors import NoServerError, NotApprovedError, RunConflictError
+from plan_adapter.model.language import tr
 from plan_adapter.model.options import CallKind, Input, KnownBy
-from plan_adapter.model.readable import one_line
+from plan_adapter.model.readable import one_line, words
 from plan_adapter.validation.inputs import input_from_schema
 from plan_adapter.validation.kinds import FORM_FIELDS
 
@@ -190,13 +190,14 @@ class GatePause:
     flow_run_id: UUID
     client: PrefectClient
     kind: PauseKind = "paused"
+    run: FlowRun | None = None  # of the run that asks; None: not known here
     key: str = field(default_factory=lambda: uuid4().hex)
 
     @classmethod
     def of(cls, flow: FlowRunContext, kind: PauseKind = "paused") -> "GatePause":
         """Return a pause of the flow run of `flow`, which `current_flow` returned."""
         assert flow.flow_run is not None and isinstance(flow.client, PrefectClient)
-        return cls(flow.flow_run.id, flow.client, kind)
+        return cls(flow.flow_run.id, flow.client, kind, flow.flow_run)
 
     @property
     def keyset(self) -> str:
@@ -249,7 +250,7 @@ class GatePause:
         shown = read_labels((await self.client.read_flow_run(self.flow_run_id)).labels)
         first = request.approval_digest if shown is None else shown.first_digest or shown.approval_digest
         schema = build_form(request, takes_codes=takes_codes, decision=decision_field(request.approval_digest, first))
-        text = form_description(request, refused=refused, takes_codes=takes_codes)
+        text = form_description(request, refused=refused, takes_codes=takes_codes, links=self._links())
         try:
             await self._write(lambda: schema.asave(keyset_from_base_key(self.keyset), self.flow_run_id), text)
         except FormLostError:
@@ -257,6 +258,17 @@ class GatePause:
             raise
         # Last, because they say that the page shows this form.
         await self._label(form_labels(request, self.keyset, refused, first_digest=first))
+
+    def _links(self) -> dict[str, str]:
+        """Return the addresses of the run that asks, unless this is its page, and of its runbook, by title."""
+        if self.run is None:
+            return {}
+        server, found = current_server(), dict[str, str | None]()
+        if self.run.id != self.flow_run_id:
+            found[tr("The run {name}", name=words(self.run.name))] = server.run_url(self.run.id)
+        if self.run.deployment_id is not None:
+            found[tr("The runbook")] = server.deployment_url(self.run.deployment_id)
+        return {title: url for title, url in found.items() if url is not None}
 
     async def write_notice(self, text: str) -> None:
         """Write a form that shows `text` and takes no answer. Raises the same as `write_form`."""
@@ -328,26 +340,6 @@ async def set_paused(pause: GatePause, state: State[Any]) -> State[Any] | None:
     return None
 
 
-@dataclass(slots=True)
-class UnattendedPause:
-    """The pause in which a flow run waits after its process has ended. `state` is None until the run is left."""
-
-    state: State[Any] | None = None
-
-
-_unattended: ContextVar[UnattendedPause] = ContextVar("plan_adapter_unattended_pause")
-
-
-@contextmanager
-def keep_unattended_pause() -> Generator[UnattendedPause]:
-    """Yield a holder for the pause that `leave_form` makes, so that the flow's function can end with it."""
-    token = _unattended.set(UnattendedPause())
-    try:
-        yield _unattended.get()
-    finally:
-        _unattended.reset(token)
-
-
 async def leave_form(pending: PendingGate) -> None:
     """Pause the current flow run with the form of a plan gate. The process must then leave the run waiting.
 
@@ -360,7 +352,7 @@ async def leave_form(pending: PendingGate) -> None:
     paused = await leave_paused(pause, state, pending, write_log=log_writer(flow))
     if paused is None:
         await pause.report(pending, has_form=False)
-    _unattended.get().state = paused
+    flow_end().paused = paused
 
 
 async def leave_notice(state: State[Any]) -> State[Any] | None:

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from prefect import Flow, tags
 from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause
@@ -38,6 +38,7 @@ from plan_adapter.engine.gate_forms import SERVER_ERRORS, GatePause, current_flo
 from plan_adapter.engine.outgoing import MAX_NOTE_CHARACTERS, LogWriter, log_writer, paragraphs, publish_text, state_message
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.model.approvals import Approval, Decision, Gate, GateKind
+from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import listed, one_line, safe_name
 
 T = TypeVar("T")
@@ -69,7 +70,11 @@ _FLOWS: dict[GateKind, str] = {"approval": "approval", "question": "question", "
 """The names of the flows whose runs are the pages of step gates."""
 
 _VERBS: dict[GateKind, str] = {"approval": "approve", "question": "answer", "outcome": "resolve"}
-_DECISION_STATE_NAMES: dict[Decision, str] = {"approve": "Approved", "reject": "Rejected", "request_changes": "ChangesRequested"}
+_DECISION_STATE_NAMES: dict[Decision, str] = {
+    "approve": later("Approved"),
+    "reject": later("Rejected"),
+    "request_changes": later("ChangesRequested"),
+}
 _RESOLUTION_STATES: dict[str, Callable[[], State]] = {
     "done": lambda: Completed(name="Done", message="it was done; the step's receipt names who said so"),
     "again": lambda: Completed(name="Again", message="it was not done and runs again; the step's receipt names who said so"),
@@ -167,9 +172,14 @@ class GatePage:
         poll_seconds: float = POLL_SECONDS,
         approval_of: ApprovalOf | None = None,
         write_log: LogWriter | None = None,
+        run: FlowRun | None = None,
     ) -> None:
-        """Prepare to ask on the page of `flow`, whose client must stay open. `write_log` writes to its log, by default only there."""
+        """Prepare to ask on the page of `flow`, whose client must stay open. `write_log` writes to its log, by default only there.
+
+        `run` is the flow run that asks, by default that of `flow`.
+        """
         pause = GatePause.of(flow)
+        self._run = run or flow.flow_run
         self.finished = asyncio.Event()
         self._pending = pending
         self._flow_run_id, self._client = pause.flow_run_id, pause.client
@@ -225,7 +235,7 @@ class GatePage:
 
     async def _show_once(self, refused: str | None) -> str | None:
         """Show the form once. Return why it must be shown again, or None if it need not be."""
-        pause, started_at = GatePause(self._flow_run_id, self._client), asyncio.get_running_loop().time()
+        pause, started_at = GatePause(self._flow_run_id, self._client, run=self._run), asyncio.get_running_loop().time()
         await self._enter(pause)
         await pause.record(self._pending)  # an answer must be found even if this process ends as soon as the form exists
         await pause.give_form(self._pending, refused=refused, write_log=self._write_log, retry=self._retry)
@@ -417,7 +427,7 @@ class _StepGate:
             write_log(message)
             write_run_log(f"`{self._title}`, under Subflow Runs: {message}")
 
-        page = self._page = self._page_of(subflow, write_log=write_both_logs)
+        page = self._page = self._page_of(subflow, write_log=write_both_logs, run=self._parent.flow_run)
         if self._stopped:
             page.finished.set()
         showing = asyncio.create_task(self._show_on_run_page(GatePause.of(subflow).flow_run_id))
@@ -447,7 +457,8 @@ class _StepGate:
         else:
             url = current_server().run_url(page_id)
             waits[gate] = self._title + (f" ({url})" if url else "")
-        running = Running(message=state_message(f"Waits at {listed([*waits.values()], SHOWN_WAITS)}")) if waits else Running()
+        named = listed([*waits.values()], SHOWN_WAITS)
+        running = Running(message=state_message(tr("Waits at {gates}", gates=named))) if waits else Running()
         if not waits:
             del _waits[run.flow_run_id]
         try:
@@ -487,8 +498,8 @@ async def _closing_state(pending: PendingGate, approval_of: ApprovalOf | None) -
     approval = await _read_approval(gate, approval_of)
     if approval is None:
         return Completed(name="Answered", message="answered")
-    name = "Answered" if approval.result is not None else _DECISION_STATE_NAMES[approval.decision]
-    message = f"{name} by {one_line(approval.by)} ({approval.known_by})"
+    name = later("Answered") if approval.result is not None else _DECISION_STATE_NAMES[approval.decision]
+    message = tr("{decision} by {who} ({proof})", decision=tr(name), who=one_line(approval.by), proof=approval.known_by)
     if approval.note:
         message += f": {one_line(approval.note)[:MAX_NOTE_CHARACTERS]}"
     if approval.decision == "approve":

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, cast
+from uuid import UUID
 
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.context import FlowRunContext
@@ -190,12 +191,16 @@ MAX_SCREEN_LINES = 20
 """How many lines of a gate an event has."""
 
 
-async def publish_text(text: str, *, key: str, description: str) -> None:
-    """Publish Markdown `text`, with a plain `description`, as an artifact of the current flow run. If that fails, log a warning."""
+async def publish_text(text: str, *, key: str, description: str) -> UUID | None:
+    """Publish Markdown `text`, with a plain `description`, as an artifact of the current flow run. Return its id.
+
+    If that fails, log a warning and return None.
+    """
     try:
-        await acreate_markdown_artifact(markdown(text), key=artifact_key(key), description=paragraphs(description))
+        return await acreate_markdown_artifact(markdown(text), key=artifact_key(key), description=paragraphs(description))
     except Exception as error:
         log.warning("the artifact %s was not written: %s", artifact_key(key), error)
+        return None
 
 
 def _gate_title(gate: Gate) -> str:

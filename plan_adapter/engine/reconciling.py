@@ -79,7 +79,7 @@ async def pause_again(
                 return None
             if not shown.is_running():  # Prefect pauses only what is running
                 await client.set_flow_run_state(flow_run.id, Running(), force=True)
-            pause, state = GatePause(flow_run.id, client), unattended_state(run.id)
+            pause, state = GatePause(flow_run.id, client, run=flow_run), unattended_state(run.id)
             if gate is not None:
                 await record_form(pause.keyset)  # before the form exists, so that an answer in it is always found
             if await set_paused(pause, state) is None:

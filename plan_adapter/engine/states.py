@@ -1,6 +1,10 @@
 """Maps the ends of attempts, steps and runs to Prefect states: the type that Prefect schedules by, and the name and message people see."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
 
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Paused
@@ -8,7 +12,8 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Paused
 from plan_adapter.engine.outgoing import MAX_MESSAGE_CHARACTERS, MAX_NOTE_CHARACTERS, state_message
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.model.errors import PlanAdapterError, RunFailedError, StoreError, StoreSettingsError
-from plan_adapter.model.readable import one_line
+from plan_adapter.model.language import tr
+from plan_adapter.model.readable import cut, one_line
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.model.status import Outcome, PlanStatus, RunOutcome, RunReason, StepStatus
 
@@ -17,6 +22,32 @@ WAITING = "Waiting"
 WAITING_SECONDS = 10 * 365 * 24 * 3600
 """How long Prefect lets such a flow run wait. The run's gates have their own deadlines."""
 _MORE_CHARACTERS = 30
+
+
+@dataclass(slots=True)
+class FlowEnd:
+    """What the function of a flow run ends with, besides the run."""
+
+    paused: State[Any] | None = None  # in which it waits after its process has ended
+    report_url: str | None = None
+
+
+_flow_end: ContextVar[FlowEnd] = ContextVar("plan_adapter_flow_end")
+
+
+def flow_end() -> FlowEnd:
+    """Return what the current flow run will end with. Outside of one, what is noted there is dropped."""
+    return _flow_end.get(FlowEnd())
+
+
+@contextmanager
+def keep_flow_end() -> Generator[FlowEnd]:
+    """Yield what the current flow run will end with, which is filled in while the block runs."""
+    token = _flow_end.set(FlowEnd())
+    try:
+        yield _flow_end.get()
+    finally:
+        _flow_end.reset(token)
 
 
 def state_of_call(end: AttemptEnd) -> State:
@@ -44,13 +75,13 @@ def state_of_step(step: StepRun) -> State:
     if step.status is StepStatus.FAILED:
         return Failed(message=_message(step.error or step.reason))
     if step.carried:
-        return Completed(name="Carried", message="Its result comes from an earlier start of this run.")
-    return Completed(message=_message(step.reason) or "There was nothing to do: no items.")
+        return Completed(name="Carried", message=tr("Its result comes from an earlier start of this run."))
+    return Completed(message=_message(step.reason) or tr("There was nothing to do: no items."))
 
 
 def state_of_carried(steps: Sequence[StepRun]) -> State:
     """Return the final state of the one task run that represents all of `steps`, which succeeded in earlier starts."""
-    text = f"The results of {len(steps)} steps come from earlier starts of this run; `plan show` lists them. "
+    text = tr("The results of {count} steps come from earlier starts of this run; `plan show` lists them.", count=len(steps)) + " "
     names = list[str]()
     for step in steps:
         if len(text) + sum(map(len, names)) + 2 * len(names) + len(step.id) > MAX_MESSAGE_CHARACTERS - _MORE_CHARACTERS:
@@ -60,8 +91,10 @@ def state_of_carried(steps: Sequence[StepRun]) -> State:
     return Completed(name="Carried", message=state_message(text + ", ".join(names)))
 
 
-def state_of_run(run: PlanRun) -> State:
+def state_of_run(run: PlanRun, *, report_url: str | None = None) -> State:
     """Return the final state of the flow run of `run`, or Paused if the run was left waiting for an approval.
+
+    `report_url` is named by the message, unless the run completed.
 
     Inside this process the state holds `run`, or the RunFailedError that `await flow()` raises. Neither leaves the process.
     """
@@ -70,6 +103,8 @@ def state_of_run(run: PlanRun) -> State:
     message = _message(": ".join(part for part in (run.summary().text, run.message, _rejection_note(run)) if part))
     if run.status is PlanStatus.COMPLETED:
         return Completed(message=message, data=run)
+    if report_url is not None:
+        message = tr("{message}; report: {url}", message=cut(message or "", MAX_MESSAGE_CHARACTERS - len(report_url) - 10), url=report_url)
     error = RunFailedError(run)
     state = Cancelled if run.status is PlanStatus.CANCELLED else Failed
     return state(name=None if run.outcome is None else run.outcome.value, message=message, data=error)
@@ -77,7 +112,7 @@ def state_of_run(run: PlanRun) -> State:
 
 def unattended_state(run_id: str) -> State:
     """Return the state of the flow run of a run that waits for an approval while no process executes it."""
-    message = f"waiting for an approval; no process is running. `plan show {run_id}` says what to type"
+    message = tr("waiting for an approval; no process is running. {command} says what to type", command=f"`plan show {run_id}`")
     return Paused(name=WAITING, message=state_message(message), timeout_seconds=WAITING_SECONDS)
 
 

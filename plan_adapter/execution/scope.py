@@ -29,8 +29,8 @@ from plan_adapter.model.status import StepStatus
 from plan_adapter.text.run_facts import RunFacts
 
 
-class ReportEnd(Protocol):
-    """Reports how a run ended that did not complete, outside the store."""
+class ReportRun(Protocol):
+    """Reports how a run stands that ended, or waits without a process, outside the store."""
 
     async def __call__(self, run: PlanRun, facts: RunFacts) -> None:
         """Report it. A failure is logged and nothing else changes."""
@@ -40,7 +40,7 @@ class ReportEnd(Protocol):
 class Publish(Protocol):
     """Shows a Markdown text beside a run."""
 
-    async def __call__(self, text: str, *, key: str, description: str) -> None:
+    async def __call__(self, text: str, *, key: str, description: str) -> object:
         """Show `text`. A failure is logged and nothing else changes."""
         ...
 
@@ -71,7 +71,7 @@ class RunScope:
     goal_model: GoalModel | None = None  # None: no model is configured
     goal_tokens: int | None = None  # how many tokens the model of one goal may use; None means no limit
     publish: Publish | None = None  # shows a Markdown text beside the run; None: nowhere
-    report_end: ReportEnd | None = None
+    report: ReportRun | None = None
     refusal: GateRefusal | None = None  # the first refusal at a step gate that ends the run
     item_rollbacks: list[RollbackReport] = field(default_factory=list[RollbackReport])  # of items that failed, each rolled back by itself
     is_left: bool = False  # only step gates are open, and this start of the run stopped waiting at them

@@ -14,15 +14,14 @@ from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Reso
 from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.readable import call_name, moment, one_line, plain, visible
 from plan_adapter.text.commands import answer_command, resolutions_in_words, show_command
-from plan_adapter.text.gate_text import IRREVERSIBLE, without_picture
+from plan_adapter.text.gate_text import IRREVERSIBLE, without_digests, without_picture
 
 SHOWN_LINES = 50
-DIGESTS = "\n### Digests\n"
 
 
 def gate_summary(request: ApprovalRequest) -> str:
     """Return the start of the text, every line about what cannot be undone, the time limit and the approval digest."""
-    text = without_picture(request.text).rpartition(DIGESTS)[0] or request.text
+    text = without_digests(without_picture(request.text)) or request.text
     compact, is_approval = "\n".join(_compact(text)), request.kind != "outcome"
     lines = plain(compact).split("\n") if compact else []
     shown, rest = lines[:SHOWN_LINES], lines[SHOWN_LINES:]

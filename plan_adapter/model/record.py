@@ -383,8 +383,13 @@ class PlanRun:
         """The outcome with the reason that it hides, such as `RolledBack (rejected)`; the status of a run that has not ended."""
         if self.outcome is None:
             return self.status.value
+        return self.outcome.value if self.hidden_reason is None else f"{self.outcome} ({self.hidden_reason})"
+
+    @property
+    def hidden_reason(self) -> RunReason | None:
+        """Why the run ended, if its outcome does not say so."""
         is_hidden = self.reason is RunReason.EXHAUSTED or (self.rollback is not None and self.reason in _OUTCOMES_BY_REASON)
-        return f"{self.outcome} ({self.reason})" if is_hidden and self.reason is not RunReason.UNKNOWN else self.outcome.value
+        return self.reason if is_hidden and self.reason is not RunReason.UNKNOWN else None
 
     @property
     def needs_new_run(self) -> bool:

@@ -14,6 +14,7 @@ from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import code, duration, listed, prose, safe_name, words
 from plan_adapter.text.plan_graph import FINAL_LABEL
+from plan_adapter.text.plan_text import order_section
 from plan_adapter.text.preview import preview_plan
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.inputs import form_schema, read_values
@@ -106,7 +107,9 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
         lines.append(f"{indent}- {code(step.local_id)} ({_describe_call(step, validated)}){text}")
     if len(plan.all_steps) > MAX_STEPS:
         lines += ["", f"… and {len(plan.all_steps) - MAX_STEPS} more steps"]
-    return "\n".join([prose(plan.description), "", *(line for fact in facts for line in (fact, "")), "**Steps**", "", *lines])
+    gates = [step.id for step in plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
+    order = order_section(validated, preview, gates)
+    return "\n".join([prose(plan.description), "", *(line for fact in facts for line in (fact, "")), "**Steps**", "", *lines, "", *order])
 
 
 def _depth(step: Step, validated: ValidatedPlan) -> int:

@@ -2,17 +2,19 @@
 
 import asyncio
 import logging
+from uuid import UUID
 
 from plan_adapter.engine.connection import Server, current_server, demands_authentication
 from plan_adapter.engine.gate_forms import collect_answer, leave_form, resume_released
 from plan_adapter.engine.gate_loop import GateCancelledError, show_gate_form
 from plan_adapter.engine.outgoing import emit_gate_event, emit_run_event, publish_text
-from plan_adapter.execution.scope import ReportEnd
+from plan_adapter.engine.states import flow_end
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.gates.gate import GateEventKind, GateForms
 from plan_adapter.model.approvals import Approval, Gate
-from plan_adapter.model.errors import NoServerError
+from plan_adapter.model.errors import NoServerError, StoreError
 from plan_adapter.model.record import PlanRun
+from plan_adapter.runs.ending import facts_of_run
 from plan_adapter.runs.plan_approval import end_expired
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.run_facts import RunFacts
@@ -21,7 +23,7 @@ from plan_adapter.text.run_markdown import run_markdown
 log = logging.getLogger(__name__)
 
 REPORT = "run-report"
-"""The key of the artifact with the end of a run."""
+"""The key of the artifact that says how a run stands or ended."""
 
 
 async def end_released(store: PlanStore) -> None:
@@ -41,26 +43,67 @@ async def end_released(store: PlanStore) -> None:
             log.info("the flow run of gate %s could not be ended: %s", gate.id, error)
 
 
-def report_to_prefect(flow_run_id: str, server: Server | None) -> ReportEnd:
-    """Return the function that writes the artifact `run-report` of the flow run and sends the event about its end."""
-    server = server or current_server()
+class PrefectReport:
+    """Keeps the artifact `run-report` of a flow run, and sends the event about its end. Belongs to one event loop."""
 
-    async def report_end(run: PlanRun, facts: RunFacts) -> None:
-        emit_run_event(run, facts, link=server.run_url(flow_run_id))
-        await publish_text(run_markdown(facts, run.outcome_text), key=REPORT, description=facts.cause or "")
+    def __init__(self, flow_run_id: str, store: PlanStore, server: Server | None) -> None:
+        """Keep the report of the flow run `flow_run_id`. By default the server is the one in Prefect's settings."""
+        self._flow_run_id = flow_run_id
+        self._store = store
+        self._server = server or current_server()
+        self._update: asyncio.Task[None] | None = None
+        self._is_outdated = False
 
-    return report_end
+    async def __call__(self, run: PlanRun, facts: RunFacts) -> None:
+        """Write the report of a run that ended or waits without a process. A failure is logged."""
+        if self._update is not None:
+            self._update.cancel()
+            await asyncio.wait({self._update})
+        emit_run_event(run, facts, link=self._server.run_url(self._flow_run_id))
+        artifact_id = await self._write(facts)
+        if artifact_id is not None:
+            flow_end().report_url = self._server.artifact_url(artifact_id)
+
+    def update_soon(self, run_id: str) -> None:
+        """Write the report of a run that goes on, within a second or so. Gates that open together share one report."""
+        self._is_outdated = True
+        if self._update is None or self._update.done():
+            self._update = asyncio.create_task(self._keep_updated(run_id))
+
+    async def _keep_updated(self, run_id: str) -> None:
+        while self._is_outdated:
+            self._is_outdated = False
+            try:
+                run = await self._store.run(run_id)
+                await self._write(await facts_of_run(run, self._store))
+            except StoreError as error:
+                log.info("the report of run %s was not updated: %s", run_id, error)
+            await asyncio.sleep(UPDATE_SECONDS)
+
+    async def _write(self, facts: RunFacts) -> UUID | None:
+        return await publish_text(run_markdown(facts), key=REPORT, description=facts.cause or "")
 
 
-def prefect_forms(flow_run_id: str, store: PlanStore, server: Server | None) -> GateForms:
-    """Return the Prefect forms for the gates of the flow run `flow_run_id`. By default the server is the one in Prefect's settings."""
+UPDATE_SECONDS = 1.0
+"""How long a report stays as it is while gates open and close."""
+
+
+def prefect_forms(flow_run_id: str, store: PlanStore, server: Server | None, *, report: PrefectReport) -> GateForms:
+    """Return the Prefect forms for the gates of the flow run `flow_run_id`. By default the server is the one in Prefect's settings.
+
+    Each gate that opens or closes updates `report`.
+    """
     server = server or current_server()
 
     async def ask(pending: PendingGate) -> str | None:
+        run_id = pending.request.run_id or ""
+        report.update_soon(run_id)
         try:
             await show_gate_form(pending, approval_of=store.gates.answer_to)
         except GateCancelledError as error:
             return str(error)
+        finally:
+            report.update_soon(run_id)
         return None
 
     def emit_event(kind: GateEventKind, gate: Gate, run: PlanRun, message: str | None, approval: Approval | None) -> None:

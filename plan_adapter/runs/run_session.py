@@ -15,7 +15,7 @@ from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import Cluster, StepRunner
-from plan_adapter.execution.scope import Publish, ReportEnd
+from plan_adapter.execution.scope import Publish, ReportRun
 from plan_adapter.gates.approval import Approver, Operation, gate_policy_of, os_user, refusal, refuse_operation
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.gates.identity import Identity, identity_of_name
@@ -109,7 +109,7 @@ class Backend:
     log_sink: Callable[[logging.LogRecord], None] | None = None
     forms: GateForms | None = None
     publish: Publish | None = None
-    report_end: ReportEnd | None = None
+    report: ReportRun | None = None
     is_cut_short: Callable[[], bool] = lambda: False  # whether this process is stopping and the run resumes elsewhere
 
 

@@ -91,16 +91,17 @@ def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, serv
     from plan_adapter.engine.flow_runs import cancellation_reason
     from plan_adapter.engine.outgoing import publish_text
     from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
-    from plan_adapter.runs.forms import prefect_forms, report_to_prefect
+    from plan_adapter.runs.forms import PrefectReport, prefect_forms
 
+    report = PrefectReport(flow_run_id, store, server)
     steps = PrefectStepRunner(carried_task_runs=settings.carried_task_runs)
     return Backend(
         steps,
         partial(cancellation_reason, flow_run_id),
         log_to_prefect,
-        prefect_forms(flow_run_id, store, server),
+        prefect_forms(flow_run_id, store, server, report=report),
         publish_text,
-        report_to_prefect(flow_run_id, server),
+        report,
     )
 
 

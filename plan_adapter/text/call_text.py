@@ -23,6 +23,7 @@ from plan_adapter.text.gate_text import (
     SHORT_COLUMNS,
     GateContext,
     ValueMask,
+    at_minute,
     description_section,
     digests_section,
     effect_shown,
@@ -274,7 +275,7 @@ def _outer_gate_text(
     runs = tr("It runs {steps}", steps=counted(len(preview.steps), "step"))
     if outer.plan is not None:
         runs = tr("It runs {steps} of the plan {plan}", steps=counted(len(preview.steps), "step"), plan=code(outer.plan))
-    first = [*notice_lines(notices), *heading_lines(heading, outer.description), asks, ""]
+    first = [*notice_lines(notices), *heading_lines(heading, outer.description)]
     if given:
         first += [tr("{runs}, for:", runs=runs), "", *(line for key, value in given for line in value_lines(key, value)), ""]
     elif outer.plan is not None:
@@ -285,9 +286,9 @@ def _outer_gate_text(
     ends = [_item_end(ended, detail) for ended, detail in failed_first]
     before = [tr("Before it: {ends}.", ends=joined_lines(ends[:SHOWN_ITEMS]))] if ends else []
     # The last line counts what is not shown above, so its height is reserved with all that it could count.
-    closing = " ".join([*before, last_line(preview, gates, [MOST_COUNTED])])
+    closing = " ".join([*before, last_line(preview, gates, [MOST_COUNTED]), asks])
     calls, counts = first_calls(preview, gates, mask, height=max(HEIGHT - height_of([*first, closing]), MIN_CALL_HEIGHT))
-    first += [*calls, " ".join([*before, last_line(preview, gates, counts)]), ""]
+    first += [*calls, " ".join([*before, last_line(preview, gates, counts), asks]), ""]
     items, on_error = parameters.get("items"), validated.plan.on_error_of(outer)
     count = len(items) if isinstance(items, list) else None
     about = group_facts(outer, count, validated.plan.items_at_once(outer), on_error)
@@ -295,7 +296,7 @@ def _outer_gate_text(
     rest = [f"### {tr('Steps')}", "", *([*facts, ""] if facts else [])]
     after = [
         *description_section(outer.description),
-        *order_section(bound, preview, gates),
+        *order_section(validated, preview, gates),
         *digests_section(validated.digest, approval_digest=approval_digest),
     ]
     steps = steps_list(preview, gates, mask, limit_bytes=LIMIT_BYTES - size_of([*first, *rest, *after]))
@@ -328,7 +329,7 @@ def _effect_sentence(effect: Effect, undo: RollbackPreview | None, *, undone_on_
     if effect == "read":
         return tr("It reads and changes nothing.")
     if effect == "idempotent_write":
-        return tr("**It writes and cannot be undone.** Repeating it is safe.")
+        return tr("**It writes and cannot be undone.** A repeat changes nothing more.")
     return tr("**It writes and cannot be undone.**")
 
 
@@ -388,10 +389,11 @@ def outcome_text(
     description = tr("Undo: {what}", what=step.description) if is_rollback and step.description else step.description
     called = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
     first = [*notice_lines(notices), *heading_lines(tr("Did {call} take effect?", call=words(called)), description)]
+    started = at_minute(attempt.started_at, since=context.at)
     asked = [
         " ".join(
             [
-                tr("It was interrupted, and its outcome was not recorded."),
+                tr("It started {when} and was interrupted; its outcome was not recorded.", when=started),
                 *(tr("Its command **{state}**.", state=words(command.in_words)) for command in commands),
                 tr("It called {tool} with:", tool=code(attempt.tool_name)),
             ]

@@ -11,7 +11,7 @@ from unicodedata import east_asian_width
 from pydantic import JsonValue
 
 from plan_adapter.expressions import has_expression
-from plan_adapter.model.language import later, tr
+from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.options import Effect, Expiry
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.readable import as_text, code, counted, cut, duration, fenced, is_secret_name, one_line, redacted, visible, words
@@ -41,15 +41,15 @@ class GateContext:
         if self.at is None:
             return tr("Asked by {who}.", who=words(self.requested_by)) if self.requested_by else ""
         if not self.requested_by:
-            return tr("Asked at {when}.", when=_utc(self.at))
-        return tr("Asked by {who}, {when}.", who=words(self.requested_by), when=_utc(self.at))
+            return tr("Asked at {when}.", when=at_minute(self.at))
+        return tr("Asked by {who}, {when}.", who=words(self.requested_by), when=at_minute(self.at))
 
 
 NO_CONTEXT = GateContext()
 """The context of a gate about which nothing is known but its content."""
 
 
-def _utc(at: datetime, *, since: datetime | None = None) -> str:
+def at_minute(at: datetime, *, since: datetime | None = None) -> str:
     """Return a time to the minute, in UTC because a form has readers everywhere. The date is left out if it is that of `since`."""
     at = at.astimezone(UTC)
     is_same_day = since is not None and at.date() == since.astimezone(UTC).date()
@@ -97,17 +97,21 @@ def expiry_sentence(
         return tr("**Nobody may answer: {why}.**", why=nobody) + waits
     if not expires_ms:
         return tr("It waits until somebody answers.")
-    end, limit = tr(_EXPIRED["reject" if step is None else plan.expires_at(step.id)]), duration(expires_ms)
+    expiry, limit = "reject" if step is None else plan.expires_at(step.id), duration(expires_ms)
     if at is None:
-        return tr("{end} if nobody answers within {limit}.", end=end, limit=limit)
-    until = _utc(at + timedelta(milliseconds=expires_ms), since=at)
-    return tr("{end} if nobody answers by {until} ({limit}).", end=end, until=until, limit=limit)
+        return tr(_EXPIRES_WITHIN[expiry], limit=limit)
+    return tr(_EXPIRES_AT[expiry], until=at_minute(at + timedelta(milliseconds=expires_ms), since=at), limit=limit)
 
 
-_EXPIRED: dict[Expiry, str] = {
-    "reject": later("Rejected"),
-    "skip": later("Skipped, with the steps that depend on it,"),
-    "default": later("The defaults are the answer"),
+_EXPIRES_AT: dict[Expiry, str] = {
+    "reject": later("Rejected if nobody answers by {until} ({limit})."),
+    "skip": later("Skipped, with the steps that depend on it, if nobody answers by {until} ({limit})."),
+    "default": later("The defaults are the answer if nobody answers by {until} ({limit})."),
+}
+_EXPIRES_WITHIN: dict[Expiry, str] = {
+    "reject": later("Rejected if nobody answers within {limit}."),
+    "skip": later("Skipped, with the steps that depend on it, if nobody answers within {limit}."),
+    "default": later("The defaults are the answer if nobody answers within {limit}."),
 }
 
 
@@ -463,7 +467,8 @@ TITLE_CHARACTERS = 100
 NOTICE_CHARACTERS = 300
 """How much of a notice is shown, because an answer's note may be long."""
 
-ORDER, DIGESTS = "### Order", "### Digests"
+ORDER, DIGESTS = later("Order"), later("Digests")
+"""The titles of the sections that some displays leave out."""
 
 
 def gate_document(first: Iterable[str], rest: Iterable[str]) -> str:
@@ -480,9 +485,20 @@ def split_text(text: str) -> tuple[str, str]:
 def without_picture(text: str) -> str:
     """Return a gate's text without its picture, for displays that cannot draw it."""
     # Only at the start of a line, where no text of a plan can be. Otherwise a plan could hide what follows.
-    before, order, rest = text.partition(f"\n{ORDER}\n")
-    _, digests, after = rest.rpartition(f"\n{DIGESTS}\n")
-    return before + digests + after if order else text
+    order, digests = _section_start(text, ORDER), _section_start(text, DIGESTS)
+    return text if order is None or digests is None or digests < order else text[:order] + text[digests:]
+
+
+def without_digests(text: str) -> str:
+    """Return a gate's text without the section with the digests, its last one. Empty if it has none."""
+    digests = _section_start(text, DIGESTS)
+    return "" if digests is None else text[:digests]
+
+
+def _section_start(text: str, title: str) -> int | None:
+    """Return where the last section with this title starts, in whichever language it was written, or None if there is none."""
+    starts = [text.rfind(f"\n### {said}\n") for said in in_all_languages(title)]
+    return max(starts) if max(starts) >= 0 else None
 
 
 def plan_title(plan: ExecutionPlan) -> str:
@@ -522,6 +538,6 @@ def redaction_note(mask: ValueMask) -> list[str]:
 
 def digests_section(plan_digest: str, *, approval_digest: str | None = None) -> list[str]:
     """Return the section with the digests that the answer binds to. `approval_digest` is None if the answer approves nothing."""
-    approval = ["approval digest", approval_digest] if approval_digest is not None else []
+    approval = [tr("approval digest"), approval_digest] if approval_digest is not None else []
     # In a fence, whose letters are small enough to fit a whole digest into a form.
-    return [DIGESTS, "", "```", *approval, "plan digest", plan_digest, "```"]
+    return [f"### {tr(DIGESTS)}", "", "```", *approval, tr("plan digest"), plan_digest, "```"]

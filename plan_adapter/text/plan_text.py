@@ -52,7 +52,7 @@ from plan_adapter.text.listing import (
 )
 from plan_adapter.text.pictures import mermaid
 from plan_adapter.text.preview import Preview, StepPreview, preview_plan
-from plan_adapter.validation import BoundPlan
+from plan_adapter.validation import BoundPlan, ValidatedPlan
 
 CHANGES_SHOWN = 200
 """How many changed values the text of a gate lists."""
@@ -227,7 +227,7 @@ def plan_gate_text(
     before += [f"### {tr('Steps')}", ""]
     after = [
         *_irreversible_section(preview),
-        *order_section(bound, preview, gates),
+        *order_section(bound.validated, preview, gates),
         *digests_section(validated.digest, approval_digest=approval_digest),
     ]
     steps = steps_list(preview, gates, mask, limit_bytes=limit_bytes - size_of([*first, *before, *after]))
@@ -300,11 +300,11 @@ def _inputs_section(inputs: Mapping[str, JsonValue], mask: ValueMask) -> list[st
     return [*lines, ""] if lines else []
 
 
-def order_section(bound: BoundPlan, preview: Preview, gates: frozenset[str]) -> list[str]:
+def order_section(validated: ValidatedPlan, preview: Preview, gates: Collection[str]) -> list[str]:
     """Return the section with the picture of the steps."""
     effects: dict[str, Effect] = {step.step.id: step.effect for step in preview.steps}
-    picture = mermaid([step.step for step in preview.steps], bound.validated.edges, effects=effects, gated=gates)
-    return [ORDER, "", *fenced(picture, "mermaid").split("\n"), "", tr(_LEGEND), ""]
+    picture = mermaid([step.step for step in preview.steps], validated.edges, effects=effects, gated=gates)
+    return [f"### {tr(ORDER)}", "", *fenced(picture, "mermaid").split("\n"), "", tr(_LEGEND), ""]
 
 
 def _irreversible_section(preview: Preview) -> list[str]:

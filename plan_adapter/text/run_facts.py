@@ -115,6 +115,7 @@ class RunFacts:
     name: str  # of its plan
     run_name: str | None  # what its plan calls this run
     mark: Mark
+    outcome: str  # how it ended, or what it does
     cause: str | None  # why it did not complete, or what it waits for
     requested_by: str | None
     started_at: datetime | None
@@ -160,6 +161,14 @@ def started_text(facts: RunFacts, shown: Callable[[str], str] = str) -> str:
     return started if facts.ended_at is None else tr("{started}, took {time}", started=started, time=duration(facts.duration_ms))
 
 
+def outcome_in_words(run: PlanRun) -> str:
+    """Return how `run` ended, with the reason that its outcome hides, or what it does if it has not ended."""
+    if run.outcome is None:
+        waits = tr("Waiting") if run.status is PlanStatus.PENDING_APPROVAL else run.status.capitalize()
+        return tr("Running") if run.status is PlanStatus.EXECUTING else waits
+    return tr(run.outcome.value) + ("" if run.hidden_reason is None else f" ({tr(run.hidden_reason.value)})")
+
+
 def run_facts(
     run: PlanRun,
     attempts: Sequence[Attempt],
@@ -179,6 +188,7 @@ def run_facts(
         name=run.name,
         run_name=run_name,
         mark=_mark_of_run(run, is_waiting=bool(waiting)),
+        outcome=tr("Waiting") if waiting else outcome_in_words(run),
         cause=one_line((run.rollback.cause if run.rollback is not None else run.message) or run.rejection_note or "") or None,
         requested_by=run.requested_by,
         started_at=run.started_at,

@@ -11,9 +11,9 @@ SHOWN_ITEMS = 100
 SHOWN_STEPS = 500
 
 
-def run_markdown(facts: RunFacts, outcome: str) -> str:
+def run_markdown(facts: RunFacts) -> str:
     """Return the report of a run. All texts are escaped."""
-    lines = [f"## {SHAPES[facts.mark]} {words(outcome)}: {words(facts.name)}", ""]
+    lines = [f"## {SHAPES[facts.mark]} {words(facts.outcome)}: {words(facts.full_name)}", ""]
     if facts.cause is not None:
         lines += [words(facts.cause), ""]
     for left in facts.left_behind:

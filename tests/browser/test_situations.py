@@ -156,14 +156,14 @@ async def look_at_every_gate(
             await form.page.bring_to_front()
             await user.save_screenshot(form.page, f"situation-{spoken()}-{len(seen)}-{gate['step'] or 'plan'}-{ui}")
             await assert_readable(form, situation, first, where=ui)
-        await older.page.close()
-        # On a narrow window, the older UI has another layout, whose forms people open from a menu.
-        await newer.page.set_viewport_size({"width": 480, "height": 900})
-        await user.save_screenshot(newer.page, f"situation-{spoken()}-{len(seen)}-{gate['step'] or 'plan'}-v2-480")
-        assert await is_in_viewport(newer.description.get_by_role("heading", name=situation.title)), (situation.title, "480 wide")
-        field = situation.values[0][0] if situation.values else first  # the first one
-        assert await is_in_viewport(newer.dialog.get_by_text(field, exact=True).first), (situation.title, "480 wide")
-        await newer.page.close()
+        for form, ui in ((older, "v1"), (newer, "v2")):
+            await form.page.bring_to_front()
+            await form.page.set_viewport_size({"width": 480, "height": 900})
+            await user.save_screenshot(form.page, f"situation-{spoken()}-{len(seen)}-{gate['step'] or 'plan'}-{ui}-480")
+            assert await is_in_viewport(form.description.get_by_role("heading", name=situation.title)), (situation.title, ui, "480 wide")
+            field = situation.values[0][0] if situation.values else first  # the first one
+            assert await is_in_viewport(form.dialog.get_by_text(field, exact=True).first), (situation.title, ui, "480 wide")
+            await form.page.close()
         await NewerUi(user).answer(page, situation.decision, **dict(situation.values))
         seen.append(key)
     assert (await plan.end())[0] == 0, plan.output

@@ -1,5 +1,6 @@
 """Tests of the language in which people read gates, forms, runs and reports: that of the plan, of the setting, or of the locale."""
 
+import json
 import re
 from pathlib import Path
 
@@ -70,6 +71,14 @@ def test_the_locale_decides_without_a_setting(plan: Plan, monkeypatch: pytest.Mo
     assert plan("show", "last").out.startswith("✓ Completed: 试运行,")
 
 
+def test_what_programs_read_is_in_english(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_LANGUAGE", "zh")
+    shown = plan("run", document(GREET), "--offline", "--json", *TOOLS)
+    assert json.loads(shown.out.splitlines()[-1])["summary"]["text"] == "1 of 1 step done"
+    assert "个步骤" in plan("show", "last").out
+    assert "个步骤" not in plan("show", "last", "--json").out
+
+
 def test_an_unknown_language_is_refused_with_those_that_exist(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = plan("validate", document(GREET, language="kl"), *TOOLS)
     assert refused.code == 2
@@ -95,7 +104,7 @@ def test_a_form_has_titles_and_hints_in_the_language_that_is_spoken() -> None:
         properties = build_form(request).model_json_schema()["properties"]
         shown = form_description(request, refused="x")
     assert [field["title"] for field in properties.values()] == ["决定", "你的姓名", "备注"]
-    assert "请在下方填写姓名" in properties["decision"]["description"]
+    assert "request_changes：需填写备注" in properties["decision"]["description"]
     assert shown.startswith("**上一个回答被拒绝：** x.") or shown.startswith("**上一个回答被拒绝：** x。")
     assert "<details><summary><b>完整详情" in shown
     assert "<details>" not in without_folding(shown)

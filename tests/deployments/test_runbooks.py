@@ -78,9 +78,10 @@ def test_the_description_of_a_deployment_says_what_always_runs_at_the_end() -> N
     plan.finally_.append(Step(id="clean", tool_name="run_command", description="Clean up", parameters={"argv": ["true"]}))
     validated = validate(plan, ToolRegistry.with_builtins())
     deployment = runbook_deployment(validated, effective_policy(Settings()), inputs={}, options=DeploymentOptions())
-    assert deployment.description.endswith(
-        "do` (run_command, write): Do it\n\nalways, at the end\n\n- `clean` (run_command, write): Clean up"
-    )
+    steps, _, picture = deployment.description.partition("\n\n### Order\n\n")
+    assert steps.endswith("do` (run_command, write): Do it\n\nalways, at the end\n\n- `clean` (run_command, write): Clean up")
+    assert picture.startswith("```mermaid\nflowchart TD\n")
+    assert "Clean up" in picture
 
 
 def test_the_description_of_a_deployment_names_goals() -> None:
@@ -89,7 +90,7 @@ def test_the_description_of_a_deployment_names_goals() -> None:
     )
     validated = validate(plan, ToolRegistry.with_builtins())
     deployment = runbook_deployment(validated, effective_policy(Settings()), inputs={}, options=DeploymentOptions())
-    assert deployment.description.endswith("- `free` (goal): Free it")
+    assert "\n- `free` (goal): Free it\n" in deployment.description
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -20,6 +20,7 @@ from prefect.input import aread_flow_run_input, keyset_from_base_key
 from prefect.states import Cancelled, Completed, Running
 
 from plan_adapter import PlanRun, compile_plan
+from plan_adapter.engine.connection import current_server
 from plan_adapter.engine.gate_forms import answer_form, form_fields, open_forms
 from plan_adapter.engine.internals import rerun
 from plan_adapter.errors import NotApprovedError, RunConflictError
@@ -32,7 +33,7 @@ from plan_adapter.runs import arun_plan
 from plan_adapter.runs import reconcile as reconciling
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.store import PlanStatus
-from tests.engine.gates import flow_run, resume
+from tests.engine.gates import flow_run, form_text, resume
 from tests.gates.questions import plan_with_question
 from tests.gates.world import Silent, World
 
@@ -77,6 +78,8 @@ async def set_state(flow_run_id: UUID, state: State[Any]) -> None:
 async def test_a_form_answer_continues_the_run_and_is_recorded_as_an_unproven_name(gated: bool, world: World) -> None:
     task = run_in_prefect(world, gated=gated)
     gate, flow_run_id = await shown(world, step="strike" if gated else None)
+    page = current_server().run_url((await world.store.run(gate.run_id)).flow_run_id or "")
+    assert (f"]({page})" in await form_text(flow_run_id, str(gate.keyset))) == gated, "the page of a step links the run"
     await resume(flow_run_id, APPROVE)
     run = await task
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])

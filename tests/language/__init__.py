@@ -15,7 +15,7 @@ from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
 from plan_adapter.model.language import LANGUAGES
-from plan_adapter.model.status import RunOutcome
+from plan_adapter.model.status import RunOutcome, RunReason
 
 PACKAGE = Path(__file__).parents[2] / "plan_adapter"
 SAYS = {"tr": 0, "later": 0, "in_all_languages": 0, "counted": 1}
@@ -24,7 +24,7 @@ SAYS = {"tr": 0, "later": 0, "in_all_languages": 0, "counted": 1}
 
 def texts_of_ours() -> dict[str, list[str]]:
     """Return the texts that are said in the language of the reader, each with the modules that have it. `# step` is a counted noun."""
-    found = {outcome.value: ["model/status.py"] for outcome in RunOutcome}
+    found = {word.value: ["model/status.py"] for word in (*RunOutcome, *RunReason)}
     for path in sorted(PACKAGE.rglob("*.py")):
         for text in _texts_in(ast.parse(path.read_text(encoding="utf-8"))):
             found.setdefault(text, []).append(path.relative_to(PACKAGE).as_posix())

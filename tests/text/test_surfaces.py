@@ -46,6 +46,7 @@ def runs(draw: st.DrawFn) -> RunFacts:
         name="发布流程",
         run_name="release in 上海",
         mark=draw(MARKS),
+        outcome="Partial",
         cause=draw(st.none() | WORDS),
         requested_by="ana",
         started_at=NOW,
@@ -91,7 +92,7 @@ def surfaces(facts: RunFacts) -> dict[str, str]:
     texts = {
         "show": "\n".join(f"{'' if line.mark is None else line.mark[0]} {line.label or ''} {line.text}" for line in run_lines(account)),
         "report": " ".join(Text(report_html(report)).parts),
-        "artifact": plain(run_markdown(facts, "Partial")),
+        "artifact": plain(run_markdown(facts)),
         "tree": tree_text(PlanGraph(facts.name, tuple(nodes))),
     }
     return {name: re.sub(r"\s+", " ", text.replace("`", "")) for name, text in texts.items()}

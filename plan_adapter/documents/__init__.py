@@ -28,6 +28,8 @@ def plan_schema() -> dict[str, JsonValue]:
     `read_document` or validation refuses everything that the schema refuses, with two exceptions: other spellings of keys, and the
     execution fields of the original implementations.
     """
+    from plan_adapter.documents.shorthand import add_to_schema
+
     schema: dict[str, Any] = ExecutionPlan.model_json_schema(by_alias=True)
     schema = _simplify(schema)
     definitions: dict[str, Any] = schema.pop("$defs")
@@ -43,6 +45,7 @@ def plan_schema() -> dict[str, JsonValue]:
     schema["required"] = ["description", "steps"]
     schema["title"] = "Plan document"
     schema["$defs"] = definitions
+    add_to_schema(schema)
     return {"$schema": DIALECT, **schema}
 
 

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from plan_adapter.documents.json_text import read_json
 from plan_adapter.documents.nodes import Node, UnreadableError, shorten_path
+from plan_adapter.documents.shorthand import expand
 from plan_adapter.documents.typed import Fields, M, Typed, locate, read
 from plan_adapter.documents.yaml_text import read_yaml
 from plan_adapter.model.errors import InvalidPlanError
@@ -38,6 +39,7 @@ def read_text(text: str, file: str | None) -> tuple[ExecutionPlan | None, list[P
         return None, [replace(error.problem, file=file)]
     if not isinstance(root.value, dict):
         return None, [_not_a_mapping(root, "a plan is a mapping with `description` and `steps`", file)]
+    problems += expand(root)
     typed = read(root, ExecutionPlan, refused={problem.at for problem in problems})
     problems += typed.problems
     if "steps" not in root.value:
@@ -147,6 +149,7 @@ class _Marks:
     def find(self, at: str) -> tuple[int, int]:
         if self._root is None:
             self._root, _ = _read_tree(self._text, self._file)
+            expand(self._root)
             Fields().rename(self._root, ExecutionPlan)
         node = self._root.find(at)
         return node.line, node.column

@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel, to_pascal, to_snake
 from pydantic_core import ErrorDetails
 
 from plan_adapter.documents.nodes import Node
-from plan_adapter.documents.wording import to_problem
+from plan_adapter.documents.wording import FOREIGN_WORDS, to_problem
 from plan_adapter.model.options import DocumentModel, PlanPart
 from plan_adapter.model.problems import Problem, did_you_mean
 from plan_adapter.model.readable import one_line
@@ -138,7 +138,7 @@ class Fields:
         renamed: dict[str, Node] = {}
         spelled: dict[str, str] = {}
         for key, entry in node.value.items():
-            name = _spellings(model).get(key)
+            name = spellings(model).get(key)
             if name is None:
                 self._report_unknown(key, entry, model, at)
             elif name in spelled:
@@ -172,9 +172,10 @@ class Fields:
     def _report_unknown(self, key: str, entry: Node, model: type[DocumentModel], at: str) -> None:
         if key in model.ignored_fields:
             return
-        known = {name for name in _spellings(model).values() if name not in model.history_fields}
+        known = {name for name in spellings(model).values() if name not in model.history_fields}
         message = f"{model.noun or f'`{at}`'} has no field `{one_line(key)[:60]}`"
-        hint = did_you_mean(to_snake(key[:60]), known) if len(self.problems) < _MAX_HINTS else ""
+        foreign = FOREIGN_WORDS.get(model.noun or "", {}).get(key)
+        hint = foreign or (did_you_mean(to_snake(key[:60]), known) if len(self.problems) < _MAX_HINTS else "")
         self._report("unknown-field", entry, join(at, key), message, hint)
 
     def _report(self, code: str, entry: Node, at: str, message: str, hint: str) -> None:
@@ -199,7 +200,7 @@ def _container_fields(model: type[DocumentModel]) -> frozenset[str]:
 
 
 @cache
-def _spellings(model: type[DocumentModel]) -> dict[str, str]:
+def spellings(model: type[DocumentModel]) -> dict[str, str]:
     """Map every accepted spelling of every field to its name. A plan accepts `tool_name`, `toolName`, `ToolName`; `ID` as in Go."""
     names = [*(info.alias or name for name, info in model.model_fields.items()), *model.history_fields]
     styled = issubclass(model, PlanPart)

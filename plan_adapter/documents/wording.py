@@ -8,7 +8,7 @@ from pydantic_core import ErrorDetails
 
 from plan_adapter.documents.nodes import shorten_path
 from plan_adapter.model.problems import Problem, did_you_mean
-from plan_adapter.model.values import join
+from plan_adapter.model.values import join, milliseconds
 
 _EXPECTED: Mapping[str, str] = {
     "int_type": "an integer",
@@ -25,6 +25,51 @@ _EXPECTED: Mapping[str, str] = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_SCRIPT = "write `bash: |` with the script, or `run_command: [program, argument]`"
+_TOOL = "write the tool as the key, as in `http_get: URL`, or `tool_name`"
+_ARGUMENTS = "write the arguments under the name of the tool, or under `parameters`"
+_LOOP = 'write `for_each: "${{ [...] }}"`; expressions call each item `item`'
+_TIMEOUT = "write `timeout: 5m`"
+_RETRY = "write `retry: {times: 3, delay: 2s}`"
+_CONTINUE = "write `on_error: continue`"
+_SCHEDULE = 'a schedule belongs to the deployment: `plan deploy NAME --cron "0 3 * * *"`'
+_GITHUB = "this looks like a GitHub workflow: `plan import` converts it"
+_SSM = "this looks like a document of AWS Systems Manager: `plan import` converts it"
+
+FOREIGN_WORDS: Mapping[str, Mapping[str, str]] = {
+    "a step": {
+        **dict.fromkeys(("run", "script", "shell", "cmd", "command", "exec", "commands"), _SCRIPT),
+        **dict.fromkeys(("tool", "action", "task", "module", "type", "operator"), _TOOL),
+        **dict.fromkeys(("with", "args", "arguments", "params", "kwargs"), _ARGUMENTS),
+        **dict.fromkeys(("loop", "with_items", "foreach", "items", "matrix", "strategy", "withItems", "withParam"), _LOOP),
+        **dict.fromkeys(("timeout-minutes", "timeout_minutes", "timeout_seconds", "timeoutSeconds"), _TIMEOUT),
+        **dict.fromkeys(("retries", "attempts", "max_attempts", "maxAttempts", "retryStrategy"), _RETRY),
+        **dict.fromkeys(("continue-on-error", "continue_on_error", "ignore_errors", "allow_failure", "allowFailure"), _CONTINUE),
+        **dict.fromkeys(("depends", "depends-on", "dependencies", "after", "requires"), "write `needs`, with one id or a list"),
+        **dict.fromkeys(("tasks", "block", "parallel", "jobs"), "write a group: `for_each` and `steps`"),
+        **dict.fromkeys(("approval", "manual", "confirm", "pause"), "write `requires_approval: true`"),
+        **dict.fromkeys(("environment", "vars", "variables"), "write `env`"),
+        **dict.fromkeys(("working-directory", "workdir", "cwd", "chdir"), "write it as a parameter: `parameters: {cwd: /srv}`"),
+        **dict.fromkeys(("image", "container"), "a step runs no container by itself: `bash: docker run …` does"),
+        "uses": "a tool is the key, as in `http_get: URL`; another plan runs with `plan: FILE`; `plan import` converts a GitHub workflow",
+        "name": "write `id`, or `description` for what people read",
+        "register": "`${{ steps.ID.result }}` is the result of a step; nothing needs to register it",
+        "until": "write `done_when`, and `retry`",
+    },
+    "a plan": {
+        **dict.fromkeys(("on", "schedule", "cron", "triggers"), _SCHEDULE),
+        **dict.fromkeys(("jobs", "runs-on"), _GITHUB),
+        **dict.fromkeys(("mainSteps", "schemaVersion"), _SSM),
+        **dict.fromkeys(("tasks", "stages", "workflow", "templates"), "write `steps`"),
+        **dict.fromkeys(("vars", "variables", "params", "parameters", "arguments"), "write `inputs`"),
+        **dict.fromkeys(("retry", "retries"), "write `defaults: {retry: {times: 3, delay: 2s}}`"),
+        "environment": "write `env`",
+        "hosts": "write a group: `for_each` over the hosts, and `steps`",
+        "labels": "write `tags`",
+    },
+}
+"""What other programs call things, by the noun of the part that has them: what to write here."""
+
 _LIMITS: Mapping[str, tuple[str, str]] = {
     "greater_than": ("greater than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -90,7 +135,7 @@ def _describe(finding: ErrorDetails, name: str, *, names_field: bool) -> tuple[s
     if kind in _LIMITS:
         return "bad-value", f"{subject} {demand_of(finding)}{instead}", ""
     if wanted := context.get("wanted") or _EXPECTED.get(kind):
-        return "wrong-type", f"{subject} {demand_of(finding)}{instead}", context.get("hint", _hint(wanted, given))
+        return "wrong-type", f"{subject} {demand_of(finding)}{instead}", context.get("hint", _hint(wanted, given, name))
     return "bad-value", f"{subject}: {finding['msg']}", ""
 
 
@@ -111,7 +156,7 @@ def _describe_value(value: object, *, shown: bool) -> str:
             return "a mapping"
 
 
-def _hint(wanted: str, given: object) -> str:
+def _hint(wanted: str, given: object, name: str) -> str:
     if given is None:
         return "write a value, or remove the line"
     if wanted == "text" and isinstance(given, bool | int | float):
@@ -122,6 +167,8 @@ def _hint(wanted: str, given: object) -> str:
         return ""
     if "${{" in given:
         return "this field accepts no expression"
+    if wanted == "an integer" and name.endswith("_ms") and (count := milliseconds(given)) is not None:
+        return f"write {count}, or `{name.removesuffix('_ms')}: {given}`"
     if wanted == "true or false":
         return "`yes`, `no`, `on` and `off` are text; write true or false without quotes"
     bare = given.strip().removeprefix("-").replace(".", "", 1)

@@ -107,7 +107,12 @@ def _position(event: Any) -> tuple[int, int]:
 def _add_event(builder: TreeBuilder, event: Any) -> None:
     line, column = _position(event)
     if event.anchor is not None:
-        raise builder.unreadable(_ANCHOR, line, column)
+        if builder.expects_key:
+            raise builder.unreadable(_ANCHOR, line, column)
+        builder.report(_ANCHOR, line, column)
+        if isinstance(event, yaml.AliasEvent):  # nothing stands for what it names, so that a document cannot grow
+            builder.scalar(None, line, column)
+            return
     if event.tag is not None:
         builder.report(_TAG, line, column)
     if not isinstance(event, yaml.ScalarEvent):

@@ -1,6 +1,7 @@
 """The JSON values that plans may contain: finite numbers, valid text, shallow trees, no keys that Prefect's server would interpret."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from operator import is_
 from typing import Any, NoReturn, TypeAlias, cast
@@ -146,3 +147,16 @@ def join(at: str, key: str | int) -> str:
     if isinstance(key, int):
         return f"{at}[{key}]"
     return f"{at}.{key}" if at else key
+
+
+DURATION = r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+"
+"""What a duration in a document looks like: `30s`, `1h30m`."""
+
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def milliseconds(text: str) -> int | None:
+    """Return a duration such as `30s` or `1h30m` in milliseconds, or None if `text` is none."""
+    if not re.fullmatch(DURATION, text):
+        return None
+    return round(sum(float(count) * _UNITS[unit] for count, unit in re.findall(r"([\d.]+)(ms|s|m|h|d)", text)))

@@ -232,3 +232,11 @@ def test_a_stream_without_unicode_gets_ascii_shapes(plan: Plan, monkeypatch: pyt
     restart(plan, rolls_back=True)
     monkeypatch.setattr(output, "is_unicode", lambda _: False)
     assert plan("show", "last").out.startswith("< RolledBack: rolling-restart")
+
+
+def test_the_long_form_of_a_plan_is_shown_for_a_file_and_for_a_run(plan: Plan) -> None:
+    Path("short.yaml").write_text("description: d\nsteps: [{id: a, bash: echo hi, timeout: 30s}]\n", encoding="utf-8")
+    long = "steps:\n- id: a\n  tool_name: bash\n  parameters:\n    command: echo hi\n  timeout_ms: 30000\n"
+    assert long in plan("show", "short.yaml", "--long").out
+    plan("run", "short.yaml", "--offline", "--yes")
+    assert long in plan("show", "last", "--long").out

@@ -25,9 +25,6 @@ UNREADABLE = {
     "only comments": ("# nothing\n", "syntax"),
     "a list": ("- a\n", "wrong-type"),
     "a scalar": ("plan", "wrong-type"),
-    "a bomb of anchors": (BOMB, "anchor"),
-    "an alias": ("description: *x", "anchor"),
-    "a merge": ("base: &b {a: 1}\n<<: *b", "anchor"),
     "several documents": ("description: a\n---\ndescription: b\n", "several-documents"),
     "deep flow lists": ("[" * DEEP, "too-deep"),
     "deep closed flow lists": ("description: " + "[" * DEEP + "]" * DEEP, "too-deep"),
@@ -53,6 +50,21 @@ UNREADABLE = {
     "JSON with single words": ('{"description": undefined}', "syntax"),
     "a key that is a list": ("? [a]\n: b", "wrong-type"),
 }
+
+
+ANCHORS = {
+    "a bomb": (BOMB, 81),
+    "an alias": ("description: *x", 1),
+    "a merge": ("base: &b {a: 1}\n<<: *b", 2),
+}
+
+
+@pytest.mark.parametrize(("text", "count"), ANCHORS.values(), ids=ANCHORS)
+def test_anchors_are_refused_without_hiding_other_problems(text: str, count: int) -> None:
+    problems = problems_of(f"{text}\nsteps: [{{tool_name: t, colour: red}}]")
+    codes = [problem.code for problem in problems]
+    assert codes.count("anchor") == count
+    assert [problem.at for problem in problems if problem.code == "unknown-field" and "colour" in problem.at] == ["steps[0].colour"]
 
 
 @pytest.mark.parametrize(("text", "code"), UNREADABLE.values(), ids=UNREADABLE)

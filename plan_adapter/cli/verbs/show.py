@@ -14,6 +14,7 @@ from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.run_view import run_lines
 from plan_adapter.cli.sources import STDIN, STORE_PREFIX, is_stored, open_store, plan_of
 from plan_adapter.cli.verbs.gates import field_text
+from plan_adapter.documents import dump_plan
 from plan_adapter.gates.tool_changes import CodeChange, code_changes
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import plan_digest
@@ -44,7 +45,13 @@ SHOWN_GATES = 5
 
 
 async def show(
-    plan_or_run: str | None = None, /, *, all_: Annotated[bool, Parameter(name="--all")] = False, draft: bool = False, json: bool = False
+    plan_or_run: str | None = None,
+    /,
+    *,
+    all_: Annotated[bool, Parameter(name="--all")] = False,
+    long: bool = False,
+    draft: bool = False,
+    json: bool = False,
 ) -> int:
     """Show a plan with all its dependencies, or a run: how it ended or what it asks, why, what to type next, and its steps and items.
 
@@ -55,6 +62,7 @@ async def show(
         plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run, its beginning or end, `last`, or
             a plan's digest.
         all_: Show everything that is recorded of a run, as Markdown.
+        long: Print the document of the plan, or of the plan of the run, without short forms, as the digest covers it.
         draft: Show the draft with that id, with every question to the model and its answer; without an id, list the newest drafts.
         json: Print one JSON object; a run has its `steps` with their `calls` and `rounds`, open `gates`, `approvals`, `code_changes`,
             `earlier_steps` and what to type `next`.
@@ -65,6 +73,9 @@ async def show(
     if plan_or_run is None:
         raise UsageError("show what? a plan, a run, or `--draft` for the newest drafts")
     found = await find_plan_or_run(plan_or_run)
+    if long:
+        output.line(dump_plan(found.plan if isinstance(found, ShownRun) else found).rstrip("\n"))
+        return ExitCode.DONE
     if isinstance(found, ShownRun):
         _show_run(found, as_json=json, shows_all=all_)
         return ExitCode.DONE

@@ -100,7 +100,7 @@ def decision_field(digest: str, first_digest: str) -> str:
 def _decision_field(kind: GateKind) -> Any:
     # One line in each UI, so that the field stays in view.
     if kind == "approval":
-        return Field(title=tr("Decision"), description=tr("reject ends the run; request_changes needs a note and keeps it waiting."))
+        return Field(title=tr("Decision"), description=tr("reject ends the run. request_changes needs a note."))
     if kind == "question":
         return Field(default="answer", title=tr("Decision"), description=tr("With reject the run ends, whatever the other fields say."))
     return Field(title=tr("Your answer"), description=tr("Give your name below, then press Resume or Submit."))
@@ -146,14 +146,13 @@ def form_description(
 ) -> str:
     """Return the Markdown above the form: why the last answer was refused, the first screen of the request, and the rest folded.
 
-    It ends with `links`, addresses by title.
+    The rest begins with `links`, addresses by title.
 
     Prefect's newer UI folds the rest, so that `decision` stays in view. The older UI shows it in a scrolling box.
     """
     first, rest = split_text(_truncate(without_picture(request.text), request))
-    parts = [first, *([_FOLD.format(tr(_ALL_DETAILS)), rest, "</details>"] if rest else [])]
-    if links:
-        parts.append(" · ".join(f"[{title}]({url})" for title, url in links.items()))
+    named = [" · ".join(f"[{title}]({url})" for title, url in links.items())] if links else []
+    parts = [first, *([_FOLD.format(tr(_ALL_DETAILS)), *named, rest, "</details>"] if rest else named)]
     if not takes_codes:
         parts.insert(0, f"**{tr('This form does not accept one-time codes.')}** {open_form_notice(request)}")
     if refused:

@@ -28,14 +28,17 @@ COMPARED_CHARACTERS = 1000
 """How much of a run's message is compared with its flow run's, which may be truncated."""
 
 
-async def reconcile_flow_run(run: PlanRun, *, hint: str, is_unchanged: Callable[[], Awaitable[bool]]) -> str | None:
+async def reconcile_flow_run(
+    run: PlanRun, *, hint: str, is_unchanged: Callable[[], Awaitable[bool]], settled: timedelta = timedelta(0)
+) -> str | None:
     """Make Prefect show the actual state of `run`. Return the state name it showed before, or None if it was right or unknown there.
 
-    A run that has ended is shown with its end, and a cancelled one with the reason. A run whose process is gone is shown as Crashed, named
-    Interrupted, with `hint`. A run that is executing but that Prefect shows as ended, other than by a cancellation, is shown as Running.
+    A run that has ended is shown with its end, and a cancelled one with the reason. A run whose process is gone has a `hint`: it is shown
+    as Crashed, named Interrupted, with the hint. A run that is executing but that Prefect shows as ended, other than by a cancellation, is
+    shown as Running.
 
-    `is_unchanged` is awaited after Prefect was read, because the run may end in between. Nothing is changed unless it returns True.
-    Raises NoServerError.
+    `is_unchanged` is awaited after Prefect was read, because the run may end in between. Nothing is changed unless it returns True, nor if
+    the state is younger than `settled`. Raises NoServerError.
     """
     if run.flow_run_id is None:
         return None
@@ -43,7 +46,9 @@ async def reconcile_flow_run(run: PlanRun, *, hint: str, is_unchanged: Callable[
         async with get_client() as client:
             shown = (await client.read_flow_run(UUID(run.flow_run_id))).state
             wanted = _wanted_state(run, hint)
-            if shown is None or wanted is None or (_matches(shown, wanted) and _shows_message(shown, run)) or not await is_unchanged():
+            if shown is None or wanted is None or (_matches(shown, wanted) and _shows_message(shown, run)):
+                return None
+            if datetime.now(UTC) - shown.timestamp < settled or not await is_unchanged():
                 return None
             await client.set_flow_run_state(UUID(run.flow_run_id), wanted, force=True)
             if run.completed_at is not None:
@@ -130,7 +135,7 @@ def _wanted_state(run: PlanRun, hint: str) -> State | None:
         state = state_of_run(run)
         state.data = None  # the data must never leave this process
         return state
-    if run.status is PlanStatus.EXECUTING and run.reason is RunReason.INTERRUPTED:
+    if hint:
         return Crashed(name=RunOutcome.INTERRUPTED.value, message=state_message(hint))
     return Running() if run.status is PlanStatus.EXECUTING else None
 

@@ -184,7 +184,8 @@ async def find_interrupted(store: PlanStore, *, with_prefect: bool) -> list[Find
     With `with_prefect`, runs cancelled in Prefect are ended first, so that they do not appear as interrupted.
     """
     found = [finding async for finding in _find_cancelled(store)] if with_prefect else []
-    return found + [finding async for finding in _find_dead_processes(store, with_prefect=with_prefect)]
+    found += [finding async for finding in _find_dead_processes(store, with_prefect=with_prefect)]
+    return found + [finding async for finding in _find_unstarted(store, with_prefect=with_prefect)]
 
 
 async def _find_cancelled(store: PlanStore) -> AsyncGenerator[Finding]:
@@ -225,6 +226,21 @@ async def _find_dead_processes(store: PlanStore, *, with_prefect: bool) -> Async
         if answers := await _unused_answers(run, store):
             message += f"; answered meanwhile: {answers}"
         is_shown = with_prefect and await _reconcile_in_prefect(run, store, hint=f"{message}; `{command}`") is not None
+        yield Finding("interrupted", run.id, run.name, message, is_corrected=False, command=command)
+        if is_shown:
+            yield Finding("shown", run.id, run.name, "Prefect shows it as Interrupted now", is_corrected=True)
+
+
+async def _find_unstarted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
+    """Find the runs of flow runs whose process died before it asked or called anything."""
+    now = await store.now()
+    for run in reversed(await store.runs(limit=MAX_RUNS, status=PlanStatus.PENDING_APPROVAL)):
+        is_new = run.flow_run_id is None or run.started_at is not None or now - run.created_at <= REACTION
+        if is_new or await store.gates.find(run_id=run.id, open_only=False) or await store.ledger.owner(run.id) is not None:
+            continue
+        message, command = tr("its process died before it began; nothing was called"), resume_command(run)
+        hint = f"{message}; `{command}`"
+        is_shown = with_prefect and await _reconcile_in_prefect(run, store, hint=hint, settled=REACTION) is not None
         yield Finding("interrupted", run.id, run.name, message, is_corrected=False, command=command)
         if is_shown:
             yield Finding("shown", run.id, run.name, "Prefect shows it as Interrupted now", is_corrected=True)
@@ -349,7 +365,7 @@ async def _is_unchanged(run: PlanRun, store: PlanStore, gates: Sequence[Gate] = 
     return (now.status, now.reason) == (run.status, run.reason) and all(gate.id in still for gate in gates)
 
 
-async def _reconcile_in_prefect(run: PlanRun, store: PlanStore, *, hint: str) -> str | None:
+async def _reconcile_in_prefect(run: PlanRun, store: PlanStore, *, hint: str, settled: timedelta = timedelta(0)) -> str | None:
     from plan_adapter.engine.reconciling import reconcile_flow_run  # imports Prefect
 
-    return await reconcile_flow_run(run, hint=hint, is_unchanged=partial(_is_unchanged, run, store))
+    return await reconcile_flow_run(run, hint=hint, is_unchanged=partial(_is_unchanged, run, store), settled=settled)

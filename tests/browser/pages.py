@@ -100,9 +100,12 @@ class RunPage:
         await self.page.get_by_role("menuitem", name="Resume").click()
         return GateForm(self.page, self.page.get_by_role("dialog", name="Resume Flow Run"), self.user)
 
-    async def open_older_form(self, *, first: str = "Decision") -> "OlderForm":
-        """Open the gate's form, which has a field with the title `first`, on the same page of the older UI, in a new tab."""
-        form = await self._open_older_dialog()
+    async def open_older_form(self, *, first: str = "Decision", width: int | None = None) -> "OlderForm":
+        """Open the gate's form, which has a field with the title `first`, on the same page of the older UI, in a new tab.
+
+        `width` is that of a narrow window, which has the button in a menu.
+        """
+        form = await self._open_older_dialog(width)
         await form.field(first).wait_for()
         await form.description.get_by_role("heading").first.wait_for()
         return form
@@ -117,10 +120,16 @@ class RunPage:
         assert sent == []
         await form.page.close()
 
-    async def _open_older_dialog(self) -> "OlderForm":
+    async def _open_older_dialog(self, width: int | None = None) -> "OlderForm":
         page = await self.user.context.new_page()
+        if width is not None:
+            await page.set_viewport_size({"width": width, "height": 900})
         await page.goto(self.page.url.replace("/v2/", "/"))
-        await page.get_by_role("button", name="Resume").click()
+        if width is None:
+            await page.get_by_role("button", name="Resume").click()
+        else:
+            await page.locator(".p-icon-button-menu").first.click()
+            await page.locator(".p-overflow-menu-item").get_by_text("Resume").click()
         return OlderForm(page, page.locator(".p-modal__card"), self.user)
 
     async def open_next_form(self, previous: str) -> "GateForm":

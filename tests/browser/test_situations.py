@@ -105,6 +105,10 @@ CHINESE: dict[tuple[str | None, int | None], Situation] = {
 }
 
 
+OLDER_WIDTH = 600
+"""The width of a narrow window for the older UI. Its dialogs are 544 wide in any window, and cut off on both sides in a narrower one."""
+
+
 @pytest.fixture(scope="module")
 def model() -> Iterator[ScriptedServer]:
     """A model that asks to write a report, and then ends the goal."""
@@ -156,13 +160,14 @@ async def look_at_every_gate(
             await form.page.bring_to_front()
             await user.save_screenshot(form.page, f"situation-{spoken()}-{len(seen)}-{gate['step'] or 'plan'}-{ui}")
             await assert_readable(form, situation, first, where=ui)
-        for form, ui in ((older, "v1"), (newer, "v2")):
+        await older.page.close()
+        await newer.page.set_viewport_size({"width": 480, "height": 900})
+        for form, ui in ((await run.open_older_form(first=first, width=OLDER_WIDTH), "v1"), (newer, "v2")):
             await form.page.bring_to_front()
-            await form.page.set_viewport_size({"width": 480, "height": 900})
-            await user.save_screenshot(form.page, f"situation-{spoken()}-{len(seen)}-{gate['step'] or 'plan'}-{ui}-480")
-            assert await is_in_viewport(form.description.get_by_role("heading", name=situation.title)), (situation.title, ui, "480 wide")
+            await user.save_screenshot(form.page, f"situation-{spoken()}-{len(seen)}-{gate['step'] or 'plan'}-{ui}-narrow")
+            assert await is_in_viewport(form.description.get_by_role("heading", name=situation.title)), (situation.title, ui, "narrow")
             field = situation.values[0][0] if situation.values else first  # the first one
-            assert await is_in_viewport(form.dialog.get_by_text(field, exact=True).first), (situation.title, ui, "480 wide")
+            assert await is_in_viewport(form.dialog.get_by_text(field, exact=True).first), (situation.title, ui, "narrow")
             await form.page.close()
         await NewerUi(user).answer(page, situation.decision, **dict(situation.values))
         seen.append(key)

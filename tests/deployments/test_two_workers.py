@@ -161,7 +161,7 @@ class Started:
         state = (await self.client.read_flow_run(UUID(run.flow_run_id))).state
         if state is None or not state.is_final():  # a worker is about to start it, or died before it did
             await self.start_again(UUID(run.flow_run_id))
-        elif (await self.store.run(run.id)).reason is RunReason.INTERRUPTED:
+        elif (found := await self.store.run(run.id)).reason is RunReason.INTERRUPTED or found.status is PlanStatus.PENDING_APPROVAL:
             await self.resolve(run)
             self.run("prefect", "flow-run", "retry", run.flow_run_id)
 

@@ -150,7 +150,7 @@ def test_an_outcome_form_asks_for_a_result_only_if_something_uses_it() -> None:
 
 def test_the_text_starts_with_the_escaped_reason_for_a_refused_answer() -> None:
     text = form_description(request_of(), refused="<script>\n# no", links={"The run x": "http://a/run", "The runbook": "http://a/book"})
-    assert text.endswith("\n\n[The run x](http://a/run) · [The runbook](http://a/book)\n")
+    assert "\n\n[The run x](http://a/run) · [The runbook](http://a/book)\n" in text
     assert text.startswith("**The last answer was refused:** \\<script> # no. **Nothing has run; please answer again.**\n\n")
 
 

@@ -37,7 +37,7 @@ from plan_adapter.store.database import tables
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.left_behind import let_executor_die
 from tests.sql import Sql
-from tests.store.builders import an_answer, begun, dead_owner
+from tests.store.builders import an_answer, begun, created, dead_owner
 from tests.store.conftest import store_at
 
 LeaveBehind = Callable[..., Awaitable[PlanRun]]
@@ -382,3 +382,21 @@ def test_the_deployment_detects_a_dead_host_within_a_minute() -> None:
     )
     assert Settings().lease_seconds + leases.GRACE_SECONDS + between <= 50  # the rest is for the start of a flow run
     assert watches <= schedule["interval"] - 15  # a flow run that still watches would cancel the next one
+
+
+async def test_a_run_whose_process_died_before_it_began_is_interrupted(
+    prefect_server: Server, store: PlanStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with get_client() as client:
+        flow_run = await client.create_flow_run(flows.reconcile, state=Running())
+    run = await created(store, a_plan(), flow_run_id=str(flow_run.id))
+    assert await reconcile(store, with_prefect=True) == [], "its process may be about to begin"
+    monkeypatch.setattr(reconciling, "REACTION", timedelta(0))
+    found = await reconcile(store, with_prefect=True)
+    assert [(finding.kind, finding.run_id) for finding in found] == [("interrupted", run.id), ("shown", run.id)]
+    assert found[0].command == f"plan resume {run.id}"
+    shown = await state_of(run)
+    assert (shown.is_crashed(), shown.name) == (True, "Interrupted")
+    assert "died before it began" in str(shown.message)
+    await store.cancel(run.id, "not needed")
+    assert await reconcile(store, with_prefect=False) == []

@@ -34,7 +34,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "engine store agent",
         "runs",
         "runner",
-        "loading",
+        "loading waiting_runs",
         "runbooks testing importers session tool_functions",
         "cli blocks pytest_plugin plans errors",
         "flows deployed",

@@ -102,7 +102,9 @@ def _decision_field(kind: GateKind) -> Any:
     if kind == "approval":
         return Field(title=tr("Decision"), description=tr("reject ends the run. request_changes needs a note."))
     if kind == "question":
-        return Field(default="answer", title=tr("Decision"), description=tr("With reject the run ends, whatever the other fields say."))
+        return Field(
+            default="answer", title=tr("Answer or reject"), description=tr("With reject the run ends, whatever the other fields say.")
+        )
     return Field(title=tr("Your answer"), description=tr("Give your name below, then press Resume or Submit."))
 
 

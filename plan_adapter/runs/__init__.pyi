@@ -9,3 +9,17 @@ from plan_adapter.runner import arun_plan as arun_plan
 from plan_adapter.runner import cancel_run as cancel_run
 from plan_adapter.runner import resolve_step as resolve_step
 from plan_adapter.runner import revise_run as revise_run
+from plan_adapter.waiting_runs import aanswer_gate as aanswer_gate
+from plan_adapter.waiting_runs import acontinue_run as acontinue_run
+from plan_adapter.waiting_runs import aget_run as aget_run
+from plan_adapter.waiting_runs import alist_runs as alist_runs
+from plan_adapter.waiting_runs import answer_gate as answer_gate
+from plan_adapter.waiting_runs import aopen_gates as aopen_gates
+from plan_adapter.waiting_runs import arollback_run as arollback_run
+from plan_adapter.waiting_runs import astart_run as astart_run
+from plan_adapter.waiting_runs import continue_run as continue_run
+from plan_adapter.waiting_runs import get_run as get_run
+from plan_adapter.waiting_runs import list_runs as list_runs
+from plan_adapter.waiting_runs import open_gates as open_gates
+from plan_adapter.waiting_runs import rollback_run as rollback_run
+from plan_adapter.waiting_runs import start_run as start_run

@@ -23,6 +23,7 @@ from plan_adapter.text.gate_text import (
     SHORT_COLUMNS,
     GateContext,
     ValueMask,
+    asks_again,
     at_minute,
     description_section,
     digests_section,
@@ -108,7 +109,7 @@ def step_gate_text(
     if step.ask is not None:
         mask = ValueMask.of(bound, expressions=False)
         asked = _question_lines(step, step.ask, mask.redact("question", parameters["question"]))
-        first = [*notice_lines(notices), *asked, " ".join([asks, *known]), ""]
+        first = [*notice_lines(notices), *asked, " ".join([*_after_answer(bound, step, gated), *known, asks]), ""]
         facts = _labelled_lines(step)
         facts += [f"- {tr('may answer: {names}', names=list_names(step.approvers, MAX_LISTED))}"] if step.approvers else []
         about = [f"### {tr('The question')}", "", *facts, ""] if facts else []
@@ -254,6 +255,22 @@ def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[st
     return [*heading, *rest, *map(field_line, question.fields, question.fields.values()), ""]
 
 
+def _after_answer(bound: BoundPlan, step: Step, gates: Collection[str]) -> list[str]:
+    """Return the sentence that says what the answer to a question sets off that cannot be undone and asks nobody again."""
+    validated, after = bound.validated, {step.id}
+    for step_id in validated.order:
+        one = validated.steps[step_id]
+        if after & {*validated.outer.get(step_id, ()), one.group, None if one.within is None else one.within.id}:
+            after.add(step_id)
+    final = [
+        code(name)
+        for name in validated.order
+        if name in after and name in validated.tools and not asks_again(validated.steps[name], gates)
+        if validated.effect_of(name) != "read" and name not in validated.rollbacks
+    ]
+    return [tr("**Runs after it without asking again, and cannot be undone: {steps}.**", steps=listed(final, SHOWN_ITEMS))] if final else []
+
+
 def _outer_gate_text(
     bound: BoundPlan,
     outer: Step,
@@ -329,7 +346,7 @@ def _effect_sentence(effect: Effect, undo: RollbackPreview | None, *, undone_on_
     if effect == "read":
         return tr("It reads and changes nothing.")
     if effect == "idempotent_write":
-        return tr("**It writes and cannot be undone.** A repeat changes nothing more.")
+        return tr("**It writes and cannot be undone.** Running it twice has the same effect as once.")
     return tr("**It writes and cannot be undone.**")
 
 
@@ -405,7 +422,7 @@ def outcome_text(
         "",
         *(f"- **{answer}**: {text}" for answer, text in resolutions_in_words(is_rollback=is_rollback).items()),
         "",
-        _asking(bound, context, ""),
+        _asking(bound, context, tr("It waits until somebody answers.")),
         "",
     ]
     again = list[str]()
@@ -429,7 +446,6 @@ def outcome_text(
         "",
         f"### {tr('More about the answers')}",
         "",
-        f"- {tr('the run waits until somebody answers')}",
         f"- {tr('with **abort**, the outcome stays unknown, and no rollback undoes this call')}",
         *(f"- {text}" for text in again),
         f"- {tr('it is recorded as a receipt with your name, and approves nothing')}",

@@ -321,12 +321,11 @@ def first_calls(preview: Preview, gates: Collection[str], mask: ValueMask, *, he
     calls = [(number, step) for number, step in enumerate(preview.steps, start=1) if not step.step.inner and step.step.ask is None]
     final = [(number, step) for number, step in calls if step.effect != "read" and step.rollback is None]
     final.sort(key=lambda call: asks_again(call[1].step, gates))
-    alone = frozenset(step.step.id for _, step in final if gates and not asks_again(step.step, gates))
     undoable = [(number, step) for number, step in calls if step.effect != "read" and step.rollback is not None]
     reads = [(number, step) for number, step in calls if step.effect == "read"]
     lines, counts = list[str](), list[str]()
     if final:
-        lines = [tr("**Cannot be undone:**"), "", *_call_rows(final, mask, height=height - _PARAGRAPH_HEIGHT, alone=alone), ""]
+        lines = [tr("**Cannot be undone:**"), "", *_call_rows(final, mask, height=height - _PARAGRAPH_HEIGHT, gates=gates), ""]
     if undoable:
         title = tr("**Can be undone:**") if final else tr("**Every write can be undone:**")
         rows = _call_rows(undoable, mask, height=height - _PARAGRAPH_HEIGHT - height_of(lines), needs_all=bool(final))
@@ -340,41 +339,45 @@ def first_calls(preview: Preview, gates: Collection[str], mask: ValueMask, *, he
 
 
 def _call_rows(
-    calls: Sequence[tuple[int, StepPreview]], mask: ValueMask, *, height: int, needs_all: bool = False, alone: Collection[str] = ()
+    calls: Sequence[tuple[int, StepPreview]], mask: ValueMask, *, height: int, needs_all: bool = False, gates: Collection[str] = ()
 ) -> list[str]:
     """Return the rows of the first calls that fit into `height` pixels, then a row with names of the rest.
 
-    `alone` are the steps whose rows say that nobody is asked again. With `needs_all`, return no rows if not all fit. Otherwise at least
-    one call has a row.
+    With `gates`, the steps that ask again, the rows of all others say that nobody is asked again. With `needs_all`, return no rows if not
+    all fit. Otherwise at least one call has a row.
     """
     first, most = calls[: height // _LINE + 1], max(STEP_LINES, height // _LINE // len(calls))
     for lines in range(most, 0, -1) if len(first) == len(calls) else ():  # each on one line rather than some not at all
-        rows = [_call_row(number, step, mask, columns=lines * _COLUMNS, alone=alone) for number, step in calls]
+        rows = [_call_row(number, step, mask, columns=lines * _COLUMNS, gates=gates) for number, step in calls]
         if height_of(rows) <= height:
             return rows
     if needs_all:
         return []
-    shown, left = list[str](), height - height_of([_more_calls([step for _, step in calls])])
+    shown, left = list[str](), height - height_of([_more_calls([step for _, step in calls], gates)])
     for number, step in first:
-        row = _call_row(number, step, mask, columns=STEP_LINES * _COLUMNS, alone=alone)
+        row = _call_row(number, step, mask, columns=STEP_LINES * _COLUMNS, gates=gates)
         left -= height_of([row]) - _LIST_MARGIN
         if left < 0 and shown:
             break
         shown.append(row)
-    return [*shown, _more_calls([step for _, step in calls[len(shown) :]])] if len(shown) < len(calls) else shown
+    return [*shown, _more_calls([step for _, step in calls[len(shown) :]], gates)] if len(shown) < len(calls) else shown
 
 
-def _more_calls(hidden: Sequence[StepPreview]) -> str:
-    """Return the row that stands for calls without a row: how many they are, and the names that fit into its two lines."""
+def _more_calls(hidden: Sequence[StepPreview], gates: Collection[str]) -> str:
+    """Return the row that stands for calls without a row: how many they are, and the names that fit into its two lines.
+
+    It says so if each of them asks again (`gates`).
+    """
     names = list[str]()
     for step in hidden:
         if columns_of(", ".join([*names, step.step.id])) > _COLUMNS:
             break
         names.append(step.step.id)
-    more = "- " + tr("**and {count} more**", count=len(hidden))
+    ask_again = all(asks_again(step.step, gates) for step in hidden)
+    more = tr("**and {count} more, asked again**", count=len(hidden)) if ask_again else tr("**and {count} more**", count=len(hidden))
     if not names:
-        return f"{more}: {tr('all below')}"
-    return f"{more}: {', '.join(map(code, names))}" + ("" if len(names) == len(hidden) else f", … {tr('all below')}")
+        return f"- {more}: {tr('all below')}"
+    return f"- {more}: {', '.join(map(code, names))}" + ("" if len(names) == len(hidden) else f", … {tr('all below')}")
 
 
 def first_values(parameters: Sequence[tuple[str, JsonValue]], *, height: int) -> tuple[list[str], bool]:
@@ -404,11 +407,11 @@ def _truncated_block(name: str, value: JsonValue, *, height: int) -> list[str]:
     return [f"- {code(name)}: {_inline_code(value, STEP_LINES * _COLUMNS)}"]
 
 
-def _call_row(number: int, preview: StepPreview, mask: ValueMask, *, columns: int, alone: Collection[str]) -> str:
+def _call_row(number: int, preview: StepPreview, mask: ValueMask, *, columns: int, gates: Collection[str]) -> str:
     step = preview.step
     notes = [_items_text(preview, columns=columns // 2)] if preview.is_repeated else []
     notes += [tr("can be repeated")] if preview.effect == "idempotent_write" else []
-    notes += [tr("not asked again")] if step.id in alone else []
+    notes += [tr("not asked again")] if gates and not asks_again(step, gates) else []
     notes += [tr("always at the end")] if preview.is_finally_step else []
     about = f" ({', '.join(notes)})" if notes else ""
     row = f"- **{number}. {words(step.id)}**{about}: {'; '.join(preview.facts) or code(step.called)}"

@@ -12,7 +12,7 @@ from tests.browser.pages import BrowserUser
 from tests.engine.gates import resume, wait_for_state
 
 NO_ANSWER_HERE = "an answer as described above (this page takes none)"
-DECISION_TITLES: dict[GateKind, str] = {"approval": "Decision", "question": "Decision", "outcome": "Your answer"}
+DECISION_TITLES: dict[GateKind, str] = {"approval": "Decision", "question": "Answer or reject", "outcome": "Your answer"}
 
 
 def decision_title(kind: GateKind) -> str:

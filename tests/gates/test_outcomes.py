@@ -77,7 +77,7 @@ async def test_a_run_at_an_outcome_gate_shows_why_it_waits_and_what_each_answer_
     assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.UNKNOWN)
     for part in (
         "## Did send take effect?",
-        "It was interrupted, and its outcome was not recorded. It called `send` with:",
+        " and was interrupted; its outcome was not recorded. It called `send` with:",
         "- attempt 1, started at ",
         "start 1, by process ",
         "the line went dead",

@@ -1,0 +1,209 @@
+"""Start runs, list and answer their gates, and resume them, from a program in which nobody waits, such as a web backend.
+
+A function whose name begins with `a` is awaited. Its twin without the `a` is for code without an event loop.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from pydantic import JsonValue
+
+from plan_adapter.gates.gate import request_of
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Answer, Decision, Gate, Resolution
+from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.hooks import Hooks
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.record import PlanRun, RunContext
+from plan_adapter.model.status import PlanStatus
+from plan_adapter.runner import acancel_run
+from plan_adapter.runs.answers import GateAnswers
+from plan_adapter.runs.plan_approval import end_expired, end_overdue, end_rejected
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.run_session import RunRequest, opened_store
+from plan_adapter.runs.start import execute_plan
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.twins import sync_twin
+from plan_adapter.validation import bind_inputs, validate
+
+GateDecision: TypeAlias = Literal["approve", "reject", "request_changes", "answer", "done", "again", "abort"]
+"""What can be answered: at an approval the first three, at a question `answer` or `reject`, about an unknown outcome the last three."""
+
+
+async def astart_run(
+    plan: ExecutionPlan,
+    *,
+    tools: ToolRegistry,
+    inputs: Mapping[str, object] | None = None,
+    hooks: Hooks | None = None,
+    context: RunContext | None = None,
+    store: PlanStore | None = None,
+    offline: bool = False,
+    by: str | None = None,
+) -> PlanRun:
+    """Start a run of `plan`, and return it as soon as it waits only for answers, or has ended.
+
+    A plan that needs an approval is not executed yet: its gate is open. `aopen_gates` lists the gates, `aanswer_gate` answers one, and
+    `acontinue_run` then resumes the run. With Prefect, the gates also have forms there. `by` is who starts the run, and is not verified;
+    the default is the operating system's user.
+
+    Raises InvalidPlanError; NotApprovedError if `by` is not an operator of the plan; NoServerError; and StoreError.
+    """
+    request = replace(_detached(hooks, by, offline=offline), context=context or RunContext(), tools=tools)
+    bound = bind_inputs(validate(plan, tools), inputs)
+    return await execute_plan(bound, run_request=request, store=store, offline=offline, record_pending=True)
+
+
+start_run = sync_twin(astart_run)
+
+
+async def acontinue_run(
+    run_id: str,
+    *,
+    tools: ToolRegistry,
+    hooks: Hooks | None = None,
+    store: PlanStore | None = None,
+    offline: bool = False,
+    by: str | None = None,
+) -> PlanRun:
+    """Resume a run whose gates were answered, and return it as soon as it waits only for other answers, or has ended.
+
+    Completed steps are kept, and answers are used once. `by` is who resumes the run, and is not verified. Raises NotApprovedError if `by`
+    is not an operator of the plan; RunConflictError if the run has completed, was rejected, or is executed by a process.
+    """
+    request = _detached(hooks, by, offline=offline)
+    return await execute_resume(run_id, tools=tools, run_request=request, store=store, offline=offline, record_pending=True)
+
+
+continue_run = sync_twin(acontinue_run)
+
+
+async def aget_run(run_id: str, *, store: PlanStore | None = None) -> PlanRun:
+    """Return a run with its steps, by its id or the beginning or end of it. Raises RunConflictError if there is none, or several."""
+    async with opened_store(store, Settings()) as opened:
+        return await end_overdue(await opened.run(run_id), opened)
+
+
+get_run = sync_twin(aget_run)
+
+
+async def alist_runs(
+    *,
+    name: str | None = None,
+    status: PlanStatus | None = None,
+    context: RunContext | None = None,
+    limit: int = 50,
+    store: PlanStore | None = None,
+) -> list[PlanRun]:
+    """Return the newest runs that match every filter, without the results of their steps. `name` is that of a plan."""
+    async with opened_store(store, Settings()) as opened:
+        return await opened.runs(limit, names=None if name is None else [name], status=status, context=context)
+
+
+list_runs = sync_twin(alist_runs)
+
+
+async def aopen_gates(run_id: str | None = None, *, store: PlanStore | None = None) -> list[Gate]:
+    """Return the gates that wait for an answer, the oldest first, of one run or of all.
+
+    `gate.text` is what a person must read, as Markdown; `gate.kind` is `approval`, `question` (with `gate.fields`) or `outcome`. Gates
+    that have expired are closed first.
+    """
+    async with opened_store(store, Settings()) as opened:
+        own_id = None if run_id is None else (await opened.run(run_id)).id
+        await end_expired(opened, run_id=own_id)
+        found = await opened.gates.find(run_id=own_id)
+        return [gate if gate.text else await opened.gates.get(gate.id) for gate in found]  # a list of all gates has no texts
+
+
+open_gates = sync_twin(aopen_gates)
+
+
+async def aanswer_gate(
+    gate: Gate | str,
+    decision: GateDecision,
+    *,
+    by: str,
+    digest: str | None = None,
+    note: str = "",
+    values: Mapping[str, JsonValue] | None = None,
+    result: JsonValue = None,
+    code: str | None = None,
+    signature: str | None = None,
+    store: PlanStore | None = None,
+) -> PlanRun:
+    """Answer at a gate, and return its run. The answer counts only for the content that was shown.
+
+    `gate` is a gate that `aopen_gates` returned, or its id. With an id, `digest` must be the digest that the person saw
+    (`gate.approval_digest`), or its beginning. `values` are the answer to a question, by field. `result` is what the call returned, for
+    `done`. `request_changes` needs a `note`.
+
+    `by` is recorded as an unverified name, unless `code`, a one-time code, or `signature` proves it. So let your program sign people in.
+
+    If a process waits at the gate, it continues at once. Otherwise `acontinue_run` resumes the run; a rejection ends it here.
+
+    Raises NotApprovedError if the answer is refused, which is recorded: by the gate policy, or because `digest` is another one. Raises
+    RunConflictError if the gate is closed.
+    """
+    if isinstance(gate, str) and digest is None:
+        raise TypeError("`digest` is missing: with the id of a gate, pass the digest that the person saw")
+    settings = Settings()
+    async with opened_store(store, settings) as opened:
+        shown = gate if isinstance(gate, Gate) else await opened.gates.get(gate)
+        answer = Answer(
+            _decision_of(shown, decision),
+            by,
+            note=note,
+            code=code,
+            signature=signature,
+            result=dict(values or {}) if decision == "answer" else result,
+            digest=digest or shown.approval_digest,
+        )
+        if decision == "request_changes" and not note.strip():
+            raise NotApprovedError("`note` is empty: say in it what to change")
+        try:
+            closed = await GateAnswers(opened, settings).close(shown, answer, request_of(shown))
+        except NotApprovedError as error:
+            refusal = f"{decision} is refused: {error}"
+            await opened.ledger.record_refusal(shown.run_id, refusal, by=by, step_id=shown.step_id, call_kind=shown.call_kind)
+            raise
+        run, approval = await opened.run(shown.run_id), await opened.gates.answer_to(closed.id)
+        is_unattended = shown.attended is False and run.status is PlanStatus.PENDING_APPROVAL
+        if decision == "reject" and shown.step_id is None and is_unattended and approval is not None:
+            await end_rejected(run, approval, opened)
+        return await opened.run(run.id)
+
+
+answer_gate = sync_twin(aanswer_gate)
+
+
+async def arollback_run(
+    run_id: str,
+    *,
+    tools: ToolRegistry,
+    reason: str = "rolled back",
+    store: PlanStore | None = None,
+    offline: bool = False,
+    by: str | None = None,
+) -> PlanRun:
+    """Roll back the completed steps of a run that is executing or did not complete, and return it. Raises the same as `acancel_run`."""
+    return await acancel_run(run_id, reason=reason, rollback=True, tools=tools, store=store, offline=offline, by=by)
+
+
+rollback_run = sync_twin(arollback_run)
+
+
+def _detached(hooks: Hooks | None, by: str | None, *, offline: bool) -> RunRequest:
+    """Return the request of a start of a run that waits for nobody."""
+    request = RunRequest(waits=False, asks_in_form=not offline, hooks=hooks or Hooks())
+    return request if by is None else replace(request, requested_by=by)
+
+
+def _decision_of(gate: Gate, decision: GateDecision) -> Decision | Resolution:
+    """Return `decision` as it is recorded. Raises NotApprovedError if this kind of gate does not take it."""
+    known = {"approval": ("approve", "reject", "request_changes"), "question": ("answer", "reject"), "outcome": ("done", "again", "abort")}
+    if decision not in known[gate.kind]:
+        raise NotApprovedError(f"this gate takes {', '.join(f'`{one}`' for one in known[gate.kind])}, not `{decision}`")
+    return "approve" if decision == "answer" else decision

@@ -223,7 +223,7 @@ def _explain_refusal(source: str, error: cel.CelSyntaxError, variables: list[Var
     if error.hint:
         return RefusedError("expression-type", f"{place}: {message}", error.hint)
     hint = "let a tool do that" if error.is_too_deep else _syntax_hint(source)
-    return RefusedError("expression-syntax", f"{place}: {message}", hint)
+    return RefusedError("expression-syntax", f"{place}: {_in_words(message)}", hint)
 
 
 def _name_hint(source: str, name: str, declarations: Declarations) -> str:
@@ -234,15 +234,71 @@ def _name_hint(source: str, name: str, declarations: Declarations) -> str:
         return f"write {format_path(('steps', first, 'result'))}"
     if first in declarations.inputs:
         return f"write inputs.{first}"
+    if re.search(rf"\b{re.escape(first)}\s*\(", source):
+        return _FUNCTIONS.get(first, _KNOWN_FUNCTIONS)
     if re.search(rf"\w-{re.escape(first)}\b", source):
         return 'a key with a hyphen is written ["my-key"]'
     return "write text in quotes; the variables are steps, inputs, secrets, item and result"
 
 
+_HABITS: Mapping[str, str] = {
+    r"`": "CEL has no templates: write the text around `${{ }}`, or join texts with +",
+    r"===|!==": "CEL compares with == and !=",
+    r"\?\?|\?\.": "CEL asks has(item.name) ? item.name : 'other'",
+    r"=>|\blambda\b": "CEL writes list.map(x, x.name) and list.filter(x, x.size > 1)",
+    r"\bis\s+(not\s+)?(defined|none|null)\b": "CEL asks has(item.name) for a field, and compares a value with null",
+    r"\bif\b.*\belse\b": "CEL writes condition ? one : other",
+    r"\b(and|or|not)\b": "CEL writes && || and !",
+    r"(?<!\|)\|(?!\|)": "CEL has no filters: it calls functions of the value, as in inputs.name.lowerAscii()",
+    r"~": "CEL joins texts with +",
+    r"[^=!<>]=[^=]": "CEL compares with ==",
+}
+"""What people write by habit from other languages, as a regular expression, and what CEL has instead."""
+
+_FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("len", "length", "count"), "write size(value)"),
+    **dict.fromkeys(("str", "String", "toString", "tostring"), "write string(value)"),
+    **dict.fromkeys(("float", "Number", "parseFloat", "number"), "write double(value)"),
+    **dict.fromkeys(("parseInt", "integer"), "write int(value)"),
+    **dict.fromkeys(("upper", "toUpperCase", "toupper"), "write text.upperAscii()"),
+    **dict.fromkeys(("lower", "toLowerCase", "tolower"), "write text.lowerAscii()"),
+    **dict.fromkeys(("strip", "trimmed"), "write text.trim()"),
+    **dict.fromkeys(("includes", "contain", "has_key"), "write text.contains('part'), or 'member' in list"),
+    **dict.fromkeys(("startswith", "hasPrefix"), "write text.startsWith('part')"),
+    **dict.fromkeys(("endswith", "hasSuffix"), "write text.endsWith('part')"),
+    **dict.fromkeys(("match", "test", "regex"), "write text.matches('pattern')"),
+    **dict.fromkeys(("any", "some"), "write list.exists(x, x > 1)"),
+    **dict.fromkeys(("every", "all_of"), "write list.all(x, x > 1)"),
+    **dict.fromkeys(("append", "push", "concat"), "write list + [member]"),
+    **dict.fromkeys(("default", "coalesce", "defined"), "write has(item.name) ? item.name : 'other'"),
+    **dict.fromkeys(("fromJSON", "from_json", "fromJson", "json"), "a result that is JSON is parsed already: use its fields"),
+    **dict.fromkeys(("toJSON", "to_json", "tojson"), "pass the value itself: a tool gets it typed"),
+    **dict.fromkeys(("now", "today", "date"), "an expression has no clock: pass the time as an input, or let a tool return it"),
+}
+"""Functions of other languages, and what to write instead."""
+
+_KNOWN_FUNCTIONS = (
+    "CEL has size(), string(), int() and double(), and of a text contains(), startsWith(), endsWith(), matches(), split(), replace(), "
+    "substring(), trim(), lowerAscii() and upperAscii()"
+)
+
+
 def _syntax_hint(source: str) -> str:
-    if re.search(r"\b(and|or|not)\b", source):
-        return "CEL writes && || and !"
-    return "CEL compares with ==" if re.search(r"[^=!<>]=[^=]", source) else ""
+    without_texts = re.sub(r"'[^']*'|\"[^\"]*\"", "''", source)
+    return next((hint for habit, hint in _HABITS.items() if re.search(habit, without_texts)), "")
+
+
+def _in_words(message: str) -> str:
+    """Return an error of CEL's parser in words."""
+    if found := re.match(r"token recognition error at: '(.*?)\s*'$", message):
+        return f"CEL does not know `{shorten(found[1][:20])}`"
+    if found := re.match(r"(?:mismatched|extraneous) input '(.*?)'$", message):
+        return f"`{shorten(found[1])}` was not expected here"
+    if found := re.match(r"missing '(.*?)' at '?(.*?)'?$", message):
+        return f"`{found[1]}` is missing before {found[2] if found[2] == 'the end' else f'`{shorten(found[2])}`'}"
+    if found := re.match(r"no viable alternative at input '(.*?)'$", message):
+        return f"it cannot be read up to `{shorten(found[1][-20:])}`"
+    return message
 
 
 def to_plain_json(value: Any, *, in_order: bool = False) -> JsonValue:

@@ -18,34 +18,28 @@ description: Greet somebody, and say what time it is
 inputs:                           # what a run is given: plan run @PATH@ --input who=you
   who: {type: string, default: world, description: Whom to greet}
 
-options:
-  require_approval: false         # true (the default): somebody approves exactly this content before anything runs
-  allow_parallel: true            # steps that do not depend on each other run side by side
-  step_timeout_ms: 30000          # for each attempt; 0 is no limit
-  total_timeout_ms: 120000        # for the whole run; `plan preview` shows the worst case
+approval: {required: false}       # required: true (the default): somebody approves exactly this content before anything runs
+max_parallel: 3                   # steps that do not depend on each other run side by side
+timeout: 2m                       # of the whole run; `plan preview` shows the worst case
+defaults: {timeout: 30s}          # of each attempt of a step
 
 steps:
   - id: greet
-    tool_name: run_command
     description: Say hello
-    parameters: {argv: [printf, "Hello, %s!", "${{ inputs.who }}"]}
-    timeout_ms: 5000              # overrides step_timeout_ms
+    run_command: [printf, "Hello, %s!", "${{ inputs.who }}"]
+    timeout: 5s                   # overrides the default
     # effect: read                # only for a command that changes nothing: a command counts as a write, which is never repeated by
                                   # itself (`plan validate` warns about the line, because nothing checks that it is true)
 
   - id: clock
-    tool_name: run_command
     description: Read the clock, beside the greeting
-    parameters: {argv: [date, "+%H:%M"]}
-    # max_retries: 2              # a failed attempt is followed by up to two more
-    # retry_delay_ms: 500
+    run_command: [date, "+%H:%M"]
+    # retry: {times: 2, delay: 500ms}   # a failed attempt is followed by up to two more
 
   - id: report
-    tool_name: run_command
     description: Put both together
-    depends_on: [clock]           # using `steps.greet.result` makes a dependency by itself
-    parameters:
-      argv: [printf, "%s It is %s", "${{ steps.greet.result.stdout }}", "${{ steps.clock.result.stdout }}"]
+    run_command: [printf, "%s It is %s", "${{ steps.greet.result.stdout }}", "${{ steps.clock.result.stdout }}"]
+    needs: clock                  # using `steps.greet.result` makes a dependency by itself
 
 outputs:
   report: "${{ steps.report.result.stdout }}"

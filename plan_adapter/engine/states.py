@@ -75,8 +75,8 @@ def state_of_step(step: StepRun) -> State:
     if step.status is StepStatus.FAILED:
         return Failed(message=_message(step.error or step.reason))
     if step.carried:
-        return Completed(name="Carried", message=tr("Its result comes from an earlier start of this run."))
-    return Completed(message=_message(step.reason) or tr("There was nothing to do: no items."))
+        return Completed(name="Carried", message=state_message(tr("Its result comes from an earlier start of this run.")))
+    return Completed(message=_message(step.reason or tr("There was nothing to do: no items.")))
 
 
 def state_of_carried(steps: Sequence[StepRun]) -> State:

@@ -80,7 +80,7 @@ def test_a_runbook_is_deployed_with_a_form_and_a_second_deploy_changes_nothing(p
     ]
     assert found.parameter_openapi_schema["required"] == ["host"]
     assert (found.tags, found.enforce_parameter_schema, found.work_pool_name) == (["web"], True, "plans")
-    assert found.description == (
+    assert str(found.description).partition("\n\n### Order\n")[0] == (
         "Ask a node\n\n**Approval**: each run waits for an approval by ana, bo\n\n**Steps**\n\n- `ask` (http_get, read): Ask the node"
     )
     again = deployed(plan, path)

@@ -104,7 +104,9 @@ async def test_a_failed_step_is_shown_with_its_retries_and_skipped_dependents(st
     assert run.flow_run_id is not None
     final = (await flow_run(UUID(run.flow_run_id))).state
     assert final is not None
-    assert (final.name, final.message) == ("Partial", f"1 of 3 steps done, 1 failed, 1 skipped: {run.message}")
+    message, _, link = str(final.message).partition("; report: ")
+    assert (final.name, message) == ("Partial", f"1 of 3 steps done, 1 failed, 1 skipped: {run.message}")
+    assert "/artifacts/artifact/" in link
 
 
 async def test_a_resumed_run_keeps_its_flow_run_and_shows_carried_steps(store: PlanStore) -> None:
@@ -154,7 +156,7 @@ async def test_a_cancelled_run_ends_as_cancelled_with_the_reason(store: PlanStor
     assert run.flow_run_id is not None
     final = (await flow_run(UUID(run.flow_run_id))).state
     assert final is not None
-    assert (run.status, final.name, final.message) == (
+    assert (run.status, final.name, str(final.message).partition("; report: ")[0]) == (
         PlanStatus.CANCELLED,
         "Cancelled",
         "0 of 1 step done, 1 failed: ana: wrong host",

@@ -13,16 +13,17 @@ STEP = "description: x\nsteps:\n  - {id: a, tool_name: bash, description: d, par
 @for_each(
     field_meant=[
         ("tool: bash", "tool_name"),
-        ("uses: bash", "tool_name"),
         ("args: {}", "parameters"),
-        ("needs: [b]", "depends_on"),
-        ("if: x", "when"),
+        ("depends: [b]", "needs"),
+        ("loop: [b]", "for_each"),
+        ("tool_nam: bash", "tool_name"),
     ]
 )
 def test_a_field_of_another_program_suggests_ours(field_meant: tuple[str, str]) -> None:
     field, meant = field_meant
     _, problems = read_document(f"{STEP}, {field}}}\n")
-    assert [problem.hint for problem in problems if problem.code == "unknown-field"] == [f"did you mean `{meant}`?"]
+    (hint,) = [problem.hint for problem in problems if problem.code == "unknown-field"]
+    assert f"`{meant}" in hint
 
 
 @for_each(

@@ -142,7 +142,8 @@ async def aanswer_gate(
 
     `by` is recorded as an unverified name, unless `code`, a one-time code, or `signature` proves it. So let your program sign people in.
 
-    If a process waits at the gate, it continues at once. Otherwise `acontinue_run` resumes the run; a rejection ends it here.
+    If a process waits at the gate, it continues at once. Otherwise `acontinue_run` resumes the run; a rejection ends it here. A deployed
+    run that released its worker is continued by `plan reconcile`, or by the deployment `reconcile`.
 
     Raises NotApprovedError if the answer is refused, which is recorded: by the gate policy, or because `digest` is another one. Raises
     RunConflictError if the gate is closed.

@@ -14,6 +14,7 @@ from plan_adapter.gates.gate import GateEventKind, GateForms
 from plan_adapter.model.approvals import Approval, Gate
 from plan_adapter.model.errors import NoServerError, StoreError
 from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.runs.ending import facts_of_run
 from plan_adapter.runs.plan_approval import end_expired
 from plan_adapter.store.store import PlanStore
@@ -55,14 +56,25 @@ class PrefectReport:
         self._is_outdated = False
 
     async def __call__(self, run: PlanRun, facts: RunFacts) -> None:
-        """Write the report of a run that ended or waits without a process. A failure is logged."""
+        """Write the report of a run that ended or waits without a process. A failure is logged.
+
+        A run that completed at the first start and asked nobody has none: Prefect shows all of it.
+        """
         if self._update is not None:
             self._update.cancel()
             await asyncio.wait({self._update})
         emit_run_event(run, facts, link=self._server.run_url(self._flow_run_id))
-        artifact_id = await self._write(facts)
-        if artifact_id is not None:
-            flow_end().report_url = self._server.artifact_url(artifact_id)
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                if await self._has_report(run) and (artifact_id := await self._write(facts)) is not None:
+                    flow_end().report_url = self._server.artifact_url(artifact_id)
+        except (TimeoutError, StoreError) as error:
+            log.info("the report of run %s was not written: %s", run.id, type(error).__name__)
+
+    async def _has_report(self, run: PlanRun) -> bool:
+        """Return whether a run that ended has something to report, or a report from before that is outdated."""
+        is_plain = run.status is PlanStatus.COMPLETED and not any(step.carried for step in run.steps)
+        return not is_plain or bool(await self._store.gates.find(run_id=run.id, open_only=False, limit=1))
 
     def update_soon(self, run_id: str) -> None:
         """Write the report of a run that goes on, within a second or so. Gates that open together share one report."""
@@ -83,6 +95,9 @@ class PrefectReport:
     async def _write(self, facts: RunFacts) -> UUID | None:
         return await publish_text(run_markdown(facts), key=REPORT, description=facts.cause or "")
 
+
+WRITE_SECONDS = 3.0
+"""How long the end of a run waits for its report."""
 
 UPDATE_SECONDS = 1.0
 """How long a report stays as it is while gates open and close."""

@@ -159,7 +159,7 @@ async def test_a_restarted_server_gets_the_whole_run(server: Server, home: Path,
     run = await execute_plan(
         bind_inputs(validate(two_steps(), ToolRegistry([lose, proceed]))), run_request=RunRequest(server=server), store=store
     )
-    assert (run.status, len(await store.receipts(run.id))) == (PlanStatus.COMPLETED, 2)
+    assert (run.status, len(await store.receipts(run.id))) == (PlanStatus.COMPLETED, 2), run.message
     with use_server(server):
         assert await task_runs(run) == {"lose": "Completed", "proceed": "Completed"}
         assert await reconcile(store, with_prefect=True) == []

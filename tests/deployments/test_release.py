@@ -123,7 +123,8 @@ async def test_released_runs_resume_after_an_answer_and_expire_without_one(
     monkeypatch.setenv("PLAN_ADAPTER_ALLOW_LOCAL_STORE", "true")
     async with worksite(tmp_path) as site:
         in_form, in_store, unanswered = await site.begin("form"), await site.begin("store"), await site.begin("none", limit=LIMIT_MS)
-        await site.until(is_suspended, in_form, in_store, unanswered)
+        await site.until(is_suspended, in_form, in_store)
+        await site.until(lambda run: is_suspended(run) or is_final(run), unanswered)  # on a busy machine it may have expired by now
         gates = [await site.gate(flow_run_id) for flow_run_id in (in_form, in_store, unanswered)]
         assert [gate.flow_run_id for gate in gates] == [str(in_form), str(in_store), str(unanswered)]
 

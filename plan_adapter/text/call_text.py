@@ -422,7 +422,7 @@ def outcome_text(
         "",
         *(f"- **{answer}**: {text}" for answer, text in resolutions_in_words(is_rollback=is_rollback).items()),
         "",
-        _asking(bound, context, tr("It waits until somebody answers.")),
+        _asking(bound, context, ""),
         "",
     ]
     again = list[str]()
@@ -446,6 +446,7 @@ def outcome_text(
         "",
         f"### {tr('More about the answers')}",
         "",
+        f"- {tr('the run waits until somebody answers')}",
         f"- {tr('with **abort**, the outcome stays unknown, and no rollback undoes this call')}",
         *(f"- {text}" for text in again),
         f"- {tr('it is recorded as a receipt with your name, and approves nothing')}",

@@ -36,7 +36,7 @@ _flow_end: ContextVar[FlowEnd] = ContextVar("plan_adapter_flow_end")
 
 
 def flow_end() -> FlowEnd:
-    """Return what the current flow run will end with. Outside of one, what is noted there is dropped."""
+    """Return the end that is noted for the current flow run. Outside of one, nothing reads it."""
     return _flow_end.get(FlowEnd())
 
 

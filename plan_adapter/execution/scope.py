@@ -26,13 +26,12 @@ from plan_adapter.model.plan import Step
 from plan_adapter.model.readable import call_name
 from plan_adapter.model.record import PlanRun, Recorder, StepRun
 from plan_adapter.model.status import StepStatus
-from plan_adapter.text.run_facts import RunFacts
 
 
 class ReportRun(Protocol):
-    """Reports how a run stands that ended, or waits without a process, outside the store."""
+    """Reports how a run ended, outside the store."""
 
-    async def __call__(self, run: PlanRun, facts: RunFacts) -> None:
+    async def __call__(self, run: PlanRun) -> None:
         """Report it. A failure is logged and nothing else changes."""
         ...
 

@@ -13,13 +13,12 @@ from plan_adapter.execution.printing import redacted_prints
 from plan_adapter.execution.redactor import redacted_logs
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.run_status import Ending, ending_of, with_finally_steps
-from plan_adapter.execution.scope import ReportRun, RunScope
+from plan_adapter.execution.scope import RunScope
 from plan_adapter.local.crash_points import reached
 from plan_adapter.model.errors import ExpressionError, LeaseLostError, StoreError
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
-from plan_adapter.text.run_facts import RunFacts, run_facts
 
 log = logging.getLogger(__name__)
 
@@ -129,24 +128,8 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
     reached("after-end")
     scope.notify("run_ended", message=run.message)
     if scope.report is not None:
-        await _report(run, store, scope.report)
+        await scope.report(run)
     await scope.call_hook(scope.hooks.on_plan_complete, run)
-
-
-async def _report(run: PlanRun, store: PlanStore, report: ReportRun) -> None:
-    try:
-        facts = await facts_of_run(run, store)
-    except StoreError as error:  # the end is recorded
-        log.warning("the report of run %s was not written: %s", run.id, error)
-    else:
-        await report(run, facts)
-
-
-async def facts_of_run(run: PlanRun, store: PlanStore) -> RunFacts:
-    """Return the facts of `run` from its record, with the gates at which it waits. Raises StoreError."""
-    attempts, receipts = await store.attempts(run.id), await store.receipts(run.id)
-    waiting = [] if run.status.has_ended else [(gate.step_id, gate.item) for gate in await store.gates.find(run_id=run.id)]
-    return run_facts(run, attempts, receipts, waiting=waiting)
 
 
 def _compute_outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:
@@ -161,9 +144,8 @@ def _compute_outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]
     return outputs, "; ".join(problems) or None
 
 
-async def leave_waiting(scope: RunScope, store: PlanStore) -> None:
-    """Record and report that the run of `scope`, with only step gates open, waits for answers without a process."""
-    run = scope.run
+async def leave_waiting(run: PlanRun, store: PlanStore) -> None:
+    """Record that `run`, with only step gates open, waits for answers without a process."""
     run.transition(PlanStatus.PENDING_APPROVAL, reason=run.reason, message=run.message)
     await store.ledger.update(run)
     if (reason := await store.ledger.cancel_request(run.id)) is not None:  # the request came after the last step checked for one

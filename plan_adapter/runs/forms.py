@@ -15,10 +15,9 @@ from plan_adapter.model.approvals import Approval, Gate
 from plan_adapter.model.errors import NoServerError, StoreError
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus
-from plan_adapter.runs.ending import facts_of_run
 from plan_adapter.runs.plan_approval import end_expired
 from plan_adapter.store.store import PlanStore
-from plan_adapter.text.run_facts import RunFacts
+from plan_adapter.text.run_facts import RunFacts, run_facts
 from plan_adapter.text.run_markdown import run_markdown
 
 log = logging.getLogger(__name__)
@@ -55,21 +54,30 @@ class PrefectReport:
         self._update: asyncio.Task[None] | None = None
         self._is_outdated = False
 
-    async def __call__(self, run: PlanRun, facts: RunFacts) -> None:
-        """Write the report of a run that ended or waits without a process. A failure is logged.
+    async def __call__(self, run: PlanRun) -> None:
+        """Write the report of a run that ended, and send the event about an end that is not its completion. A failure is logged.
 
-        A run that completed at the first start and asked nobody has none: Prefect shows all of it.
+        A run that completed at the first start and asked nobody has no report: Prefect shows all of it.
         """
         if self._update is not None:
             self._update.cancel()
             await asyncio.wait({self._update})
-        emit_run_event(run, facts, link=self._server.run_url(self._flow_run_id))
+        try:
+            facts = await self._facts_of(run) if await self._has_report(run) else None
+        except StoreError as error:  # the end is recorded
+            log.warning("the report of run %s was not written: %s", run.id, error)
+            return
+        if facts is None:
+            return
+        if run.status is not PlanStatus.COMPLETED:
+            emit_run_event(run, facts, link=self._server.run_url(self._flow_run_id))
         try:
             async with asyncio.timeout(WRITE_SECONDS):
-                if await self._has_report(run) and (artifact_id := await self._write(facts)) is not None:
-                    flow_end().report_url = self._server.artifact_url(artifact_id)
-        except (TimeoutError, StoreError) as error:
-            log.info("the report of run %s was not written: %s", run.id, type(error).__name__)
+                artifact_id = await self._write(facts)
+        except TimeoutError:
+            log.info("the report of run %s was not written in time", run.id)
+        else:
+            flow_end().report_url = None if artifact_id is None else self._server.artifact_url(artifact_id)
 
     async def _has_report(self, run: PlanRun) -> bool:
         """Return whether a run that ended has something to report, or a report from before that is outdated."""
@@ -86,11 +94,17 @@ class PrefectReport:
         while self._is_outdated:
             self._is_outdated = False
             try:
-                run = await self._store.run(run_id)
-                await self._write(await facts_of_run(run, self._store))
+                await self._write(await self._facts_of(await self._store.run(run_id)))
             except StoreError as error:
                 log.info("the report of run %s was not updated: %s", run_id, error)
             await asyncio.sleep(UPDATE_SECONDS)
+
+    async def _facts_of(self, run: PlanRun) -> RunFacts:
+        """Return the facts of `run` from its record, with the gates at which it waits. Raises StoreError."""
+        store = self._store
+        attempts, receipts = await store.attempts(run.id), await store.receipts(run.id)
+        waiting = [] if run.status.has_ended else [(gate.step_id, gate.item) for gate in await store.gates.find(run_id=run.id)]
+        return run_facts(run, attempts, receipts, waiting=waiting)
 
     async def _write(self, facts: RunFacts) -> UUID | None:
         return await publish_text(run_markdown(facts), key=REPORT, description=facts.cause or "")

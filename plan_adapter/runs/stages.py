@@ -108,7 +108,7 @@ class Start:
     async def _goes_on_without_answers(self) -> bool:
         """Return whether no step waits for an answer. Otherwise record that the run waits without a process."""
         if self.scope.is_left:
-            await leave_waiting(self.scope, self.keeper.store)
+            await leave_waiting(self.scope.run, self.keeper.store)
         return not self.scope.is_left
 
     async def _replan(self) -> bool:

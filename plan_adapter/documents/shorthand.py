@@ -29,7 +29,7 @@ from plan_adapter.documents.nodes import Node
 from plan_adapter.documents.typed import spellings
 from plan_adapter.documents.wording import FOREIGN_WORDS
 from plan_adapter.model.options import ApprovalPolicy, DocumentModel, ExecutionOptions, RunWindow
-from plan_adapter.model.plan import ExecutionPlan, Rollback, Step, step_fields
+from plan_adapter.model.plan import ExecutionPlan, Rollback, Step, free_id, step_fields
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.values import DURATION, join, milliseconds
@@ -67,9 +67,9 @@ _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 def expand(root: Node) -> list[Problem]:
     """Rewrite the short forms in the plan at `root`. Return the problems of those that cannot be; they are taken out."""
-    expansion = _Expansion()
+    expansion = _Expansion(root)
     if isinstance(root.value, dict):
-        expansion.plan(root)
+        expansion.plan()
     return expansion.problems
 
 
@@ -79,28 +79,28 @@ class _Around:
 
     env: dict[str, Node] = field(default_factory=dict[str, Node])
     defaults: dict[str, Node] = field(default_factory=dict[str, Node])
-    taken: set[str] = field(default_factory=set[str])  # the ids that steps have
 
 
 @dataclass(slots=True)
 class _Expansion:
+    root: Node
     problems: list[Problem] = field(default_factory=list[Problem])
+    _taken: set[str] | None = None  # the ids that steps have, once one is generated
 
-    def plan(self, root: Node) -> None:
-        entries = _entries(root)
-        around = _Around(taken={*_ids(root)})
+    def plan(self) -> None:
+        entries, around = _entries(self.root), _Around()
         if (env := self._pop(entries, "env")) is not None:
             around.env = self._env(env, "env")
         if (defaults := self._pop(entries, "defaults")) is not None:
             around.defaults = self._defaults(defaults)
-        self._options(root, entries)
+        self._options(entries)
         if (order := self._pop(entries, "order")) is not None:
-            self._order(order, "order", _named(entries, "steps", ExecutionPlan), around)
+            self._order(order, "order", _named(entries, "steps", ExecutionPlan))
         for name in ("steps", "finally"):
             for index, step in enumerate(_members(_named(entries, name, ExecutionPlan))):
                 self.step(step, f"{name}[{index}]", around)
 
-    def _options(self, root: Node, entries: dict[str, Node]) -> None:
+    def _options(self, entries: dict[str, Node]) -> None:
         """Move what a plan says about its options into them."""
         limit, on_error, timeout = (self._pop(entries, name) for name in ("max_parallel", "on_error", "timeout"))
         approval = _named(entries, "approval", ExecutionPlan)
@@ -108,21 +108,22 @@ class _Expansion:
         if limit is not None:
             found["max_parallel_steps"] = "max_parallel", limit
             found["allow_parallel"] = "max_parallel", Node(limit.line, limit.column, value=True)
-        if timeout is not None:
-            self._duration(found, "total_timeout_ms", "timeout", timeout)
+        if timeout is not None and (duration := self._duration(timeout, "timeout")) is not None:
+            found["total_timeout_ms"] = "timeout", duration
         if on_error is not None:
             name = {"stop": "stop_on_error", "continue": "continue_on_error"}.get(str(on_error.value))
             if name is None:
                 self._report("bad-value", on_error, "on_error", "`on_error` must be one of `stop`, `continue`")
             else:
                 found[name] = "on_error", Node(on_error.line, on_error.column, value=True)
-        if approval is not None and isinstance(approval.value, dict):
+        if approval is not None and isinstance(approval.value, dict) and approval.value:
             if (required := approval.value.pop("required", None)) is not None:
                 found["require_approval"] = "approval.required", required
-            if (timeout := approval.value.pop("timeout", None)) is not None:
-                self._duration(found, "approval_timeout_ms", "approval.timeout", timeout)
+            timeout = approval.value.pop("timeout", None)
+            if timeout is not None and (duration := self._duration(timeout, "approval.timeout")) is not None:
+                found["approval_timeout_ms"] = "approval.timeout", duration
             self._durations(approval, ApprovalPolicy, "approval")
-            if not approval.value and found:
+            if not approval.value:  # it said nothing else
                 del entries[next(key for key, node in entries.items() if node is approval)]
         options = _named(entries, "options", ExecutionPlan)
         if options is not None:
@@ -132,7 +133,7 @@ class _Expansion:
         if not found:
             return
         if options is None or options.value is None:
-            options = entries["options"] = Node(root.line, root.column, {})
+            options = entries["options"] = Node(self.root.line, self.root.column, {})
         for name, (at, node) in found.items():
             self._put(options, name, node, ExecutionOptions, at)
 
@@ -161,15 +162,14 @@ class _Expansion:
         rollback = _named(entries, "rollback", Step)
         if rollback is not None and isinstance(rollback.value, dict):
             self._tool(rollback, Rollback, join(at, "rollback"), env)
-        kind = _kind(entries)
         for name, default in around.defaults.items():
-            if kind in step_fields()[name].kinds and _named(entries, name, Step) is None:
+            if _kind(entries) in step_fields()[name].kinds and _named(entries, name, Step) is None:
                 entries[name] = _copy(default)
         steps = _named(entries, "steps", Step)
         if (order := self._pop(entries, "order")) is not None:
-            self._order(order, join(at, "order"), steps, around)
+            self._order(order, join(at, "order"), steps)
         for index, inner in enumerate(_members(steps)):
-            self.step(inner, f"{join(at, 'steps')}[{index}]", _Around(env, around.defaults, around.taken))
+            self.step(inner, f"{join(at, 'steps')}[{index}]", _Around(env, around.defaults))
 
     def _fields(self, node: Node, at: str) -> None:
         """Rewrite the short fields of a step."""
@@ -196,13 +196,9 @@ class _Expansion:
                 self._report("unknown-field", part, join(at, name), f"`retry` has no field `{one_line(name)[:60]}`", hint)
                 continue
             path = at if part is retry else join(at, name)
-            if name == "delay":
-                found = dict[str, tuple[str, Node]]()
-                self._duration(found, RETRY[name], path, part)
-                for delay_at, delay in found.values():
-                    self._put(node, RETRY[name], delay, Step, delay_at)
-            else:
-                self._put(node, RETRY[name], part, Step, path)
+            value = self._duration(part, path) if name == "delay" else part
+            if value is not None:
+                self._put(node, RETRY[name], value, Step, path)
 
     def _tool(self, node: Node, model: type[DocumentModel], at: str, env: Mapping[str, Node]) -> None:
         """Rewrite a key that names a tool, and give a command its variables."""
@@ -232,7 +228,7 @@ class _Expansion:
         unknown = [key for key in entries if key not in known and key not in SHORT_FIELDS.get(model, ())]
         names = [key for key in unknown if key in FIRST_PARAMETERS]
         if not names:
-            foreign = FOREIGN_WORDS[Step.noun]
+            foreign = FOREIGN_WORDS[Step]
             names = [key for key in unknown if _TOOL.fullmatch(key) and key not in foreign and not _is_misspelt(key, model)]
         if len(names) > 1:
             first, second = (f"`{one_line(name)[:60]}`" for name in names[:2])
@@ -276,7 +272,7 @@ class _Expansion:
                 node.value = str(node.value)
         return env.value
 
-    def _order(self, order: Node, at: str, steps: Node | None, around: _Around) -> None:
+    def _order(self, order: Node, at: str, steps: Node | None) -> None:
         """Let each step depend on the one before it, unless it says what it depends on."""
         if order.value != "sequence":
             self._report("bad-value", order, at, "`order` must be `sequence`", "or leave it out")
@@ -287,33 +283,38 @@ class _Expansion:
                 continue
             found = _named(step.value, "id", Step)
             if found is None or found.value in (None, ""):
-                found = step.value["id"] = Node(step.line, step.column, _free_id(f"step_{index}", around.taken))
+                found = step.value["id"] = Node(step.line, step.column, self._new_id(f"step_{index}"))
             says = _named(step.value, "depends_on", Step) is not None or "needs" in step.value
             if before is not None and not says:
                 step.value["depends_on"] = Node(step.line, step.column, [Node(step.line, step.column, before)])
             before = str(found.value)
+
+    def _new_id(self, wanted: str) -> str:
+        if self._taken is None:
+            self._taken = {*_ids(self.root)}
+        new = free_id(wanted, self._taken)
+        self._taken.add(new)
+        return new
 
     def _durations(self, node: Node, model: type[DocumentModel], at: str) -> None:
         """Rewrite every field without its `_ms` as a number of milliseconds."""
         if not isinstance(node.value, dict):
             return
         for short, name in _short_durations(model).items():
-            if (value := node.value.pop(short, None)) is not None:
-                found = dict[str, tuple[str, Node]]()
-                self._duration(found, name, join(at, short), value)
-                for path, duration in found.values():
-                    self._put(node, name, duration, model, path)
+            value = node.value.pop(short, None)
+            if value is not None and (duration := self._duration(value, join(at, short))) is not None:
+                self._put(node, name, duration, model, join(at, short))
 
-    def _duration(self, found: dict[str, tuple[str, Node]], name: str, at: str, value: Node) -> None:
-        """Put a duration into `found` as milliseconds, or report it."""
-        count = milliseconds(value.value) if isinstance(value.value, str) else 0 if value.value == 0 else None
-        if count is not None and not isinstance(value.value, bool):
-            found[name] = at, Node(value.line, value.column, count)
-            return
-        given = value.plain()
+    def _duration(self, value: Node, at: str) -> Node | None:
+        """Return a duration as milliseconds, or report it and return None."""
+        given = value.value
+        count = milliseconds(given) if isinstance(given, str) else 0 if given == 0 and given is not False else None
+        if count is not None:
+            return Node(value.line, value.column, count)
         shown = f", not {given!r}" if isinstance(given, str | int | float) else ""
         word = at.rpartition(".")[2]
         self._report("wrong-type", value, at, f"`{word}` must be a duration with a unit{shown[:80]}", "write `30s`, `5m` or `1h30m`")
+        return None
 
     def _put(self, node: Node, name: str, value: Node, model: type[DocumentModel], at: str) -> None:
         """Set a field of `node`, which must not have it yet. `at` is the path of what was written."""
@@ -361,14 +362,6 @@ def _ids(node: Node) -> Iterator[str]:
             yield from _ids(step)
 
 
-def _free_id(wanted: str, taken: set[str]) -> str:
-    candidate, number = wanted, 2
-    while candidate in taken:
-        candidate, number = f"{wanted}_{number}", number + 1
-    taken.add(candidate)
-    return candidate
-
-
 def _kind(entries: Mapping[str, Node]) -> str:
     """Return the kind of step that `entries` are, as `Step.kind` does."""
     written = {spellings(Step).get(key) for key in entries}
@@ -398,8 +391,11 @@ def _short_durations(model: type[DocumentModel]) -> dict[str, str]:
 
 
 _DURATION_SCHEMA: Mapping[str, Any] = {"type": "string", "pattern": f"^{DURATION}$"}
-_TEXTS_SCHEMA: Mapping[str, Any] = {"type": "object", "additionalProperties": {"type": ["string", "integer", "boolean"]}}
-_ENV = {**_TEXTS_SCHEMA, "description": "Environment variables of `bash` and `run_command`. The nearest value counts."}
+_ENV: Mapping[str, Any] = {
+    "type": "object",
+    "additionalProperties": {"type": ["string", "integer", "boolean"]},
+    "description": "Environment variables of `bash` and `run_command`. The nearest value counts.",
+}
 _ORDER = {"const": "sequence", "description": "Each step depends on the one before it, unless it says what it depends on."}
 _AT_ONCE = {"type": "integer", "minimum": 1}
 
@@ -407,13 +403,8 @@ _AT_ONCE = {"type": "integer", "minimum": 1}
 def add_to_schema(schema: dict[str, Any]) -> None:
     """Add the short forms to the JSON Schema of a plan document."""
     definitions, plan = schema["$defs"], schema["properties"]
-    for name, model in (
-        ("ExecutionOptions", ExecutionOptions),
-        ("ApprovalPolicy", ApprovalPolicy),
-        ("RunWindow", RunWindow),
-        ("Step", Step),
-    ):
-        fields = definitions[name]["properties"]
+    for model in (ExecutionOptions, ApprovalPolicy, RunWindow, Step):
+        fields = definitions[model.__name__]["properties"]
         fields |= {short: _duration_field(fields[long]) for short, long in _short_durations(model).items()}
     window = definitions["RunWindow"]  # one of the two spellings of its length
     window["required"].remove("duration_ms")

@@ -174,7 +174,7 @@ class Fields:
             return
         known = {name for name in spellings(model).values() if name not in model.history_fields}
         message = f"{model.noun or f'`{at}`'} has no field `{one_line(key)[:60]}`"
-        foreign = FOREIGN_WORDS.get(model.noun or "", {}).get(key)
+        foreign = FOREIGN_WORDS.get(model, {}).get(key)
         hint = foreign or (did_you_mean(to_snake(key[:60]), known) if len(self.problems) < _MAX_HINTS else "")
         self._report("unknown-field", entry, join(at, key), message, hint)
 

@@ -7,6 +7,8 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from plan_adapter.documents.nodes import shorten_path
+from plan_adapter.model.options import DocumentModel
+from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.problems import Problem, did_you_mean
 from plan_adapter.model.values import join, milliseconds
 
@@ -36,8 +38,8 @@ _SCHEDULE = 'a schedule belongs to the deployment: `plan deploy NAME --cron "0 3
 _GITHUB = "this looks like a GitHub workflow: `plan import` converts it"
 _SSM = "this looks like a document of AWS Systems Manager: `plan import` converts it"
 
-FOREIGN_WORDS: Mapping[str, Mapping[str, str]] = {
-    "a step": {
+FOREIGN_WORDS: Mapping[type[DocumentModel], Mapping[str, str]] = {
+    Step: {
         **dict.fromkeys(("run", "script", "shell", "cmd", "command", "exec", "commands"), _SCRIPT),
         **dict.fromkeys(("tool", "action", "task", "module", "type", "operator"), _TOOL),
         **dict.fromkeys(("with", "args", "arguments", "params", "kwargs"), _ARGUMENTS),
@@ -56,7 +58,7 @@ FOREIGN_WORDS: Mapping[str, Mapping[str, str]] = {
         "register": "`${{ steps.ID.result }}` is the result of a step; nothing needs to register it",
         "until": "write `done_when`, and `retry`",
     },
-    "a plan": {
+    ExecutionPlan: {
         **dict.fromkeys(("on", "schedule", "cron", "triggers"), _SCHEDULE),
         **dict.fromkeys(("jobs", "runs-on"), _GITHUB),
         **dict.fromkeys(("mainSteps", "schemaVersion"), _SSM),
@@ -68,7 +70,7 @@ FOREIGN_WORDS: Mapping[str, Mapping[str, str]] = {
         "labels": "write `tags`",
     },
 }
-"""What other programs call things, by the noun of the part that has them: what to write here."""
+"""What other programs call things, by the part that has them: what to write here."""
 
 _LIMITS: Mapping[str, tuple[str, str]] = {
     "greater_than": ("greater than", "gt"),

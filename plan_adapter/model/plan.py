@@ -709,7 +709,7 @@ class ExecutionPlan(PlanPart):
         step = Step(tool_name=tool_name, description=description, parameters=parameters or {}, **fields)
         taken = self._taken_ids()
         if not step.id:
-            step.id = _free_id(f"step_{len(self.steps) + 1}", taken)
+            step.id = free_id(f"step_{len(self.steps) + 1}", taken)
         _assign_indexes([step], "", len(taken) - len(self.finally_), taken)
         self.steps.append(step)
         self._counted_steps += 1
@@ -775,7 +775,7 @@ def _assign_indexes(steps: Collection[Step], prefix: str, index: int, taken: set
     """Set the indexes of `steps`, from `index`, and their missing ids. Return the index after the last one."""
     for number, step in enumerate(steps, start=1):
         if not step.id:
-            step.id = _free_id(f"{prefix}_{number}", taken)
+            step.id = free_id(f"{prefix}_{number}", taken)
         taken.add(step.id)
         step.put_at(index, group=group)
         index += 1
@@ -827,7 +827,8 @@ def step_fields() -> dict[str, StepField]:
     return {name: (facts or [_of()])[0] for name, facts in fields.items()}
 
 
-def _free_id(wanted: str, taken: Collection[str]) -> str:
+def free_id(wanted: str, taken: Collection[str]) -> str:
+    """Return `wanted`, with a number after it if it is `taken`."""
     candidate, number = wanted, 2
     while candidate in taken:
         candidate, number = f"{wanted}_{number}", number + 1

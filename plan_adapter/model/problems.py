@@ -49,7 +49,7 @@ def type_error(wanted: str, hint: str = "", **given: object) -> PydanticCustomEr
     return PydanticCustomError("wrong_type", "must be {wanted}", {"wanted": wanted, "hint": hint, **given})
 
 
-OTHER_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+_OTHER_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "tool": ("tool_name",),
         "uses": ("tool_name",),
@@ -74,7 +74,7 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
     more than 50 names, only names that differ by one letter (added, missing, replaced or swapped) are near besides. Pass a frozenset to
     have its index cached.
     """
-    meant = next((name for name in OTHER_WORDS.get(word.casefold(), ()) if name in known), None)
+    meant = next((name for name in _OTHER_WORDS.get(word.casefold(), ()) if name in known), None)
     if meant is not None and word not in known:
         return f"did you mean `{meant}`?"
     if word not in known and (inside := next((name for name in sorted(known) if name.endswith(f".{word}")), None)) is not None:

@@ -122,6 +122,10 @@ SAME = {
         "description: d\nsteps:\n  - {id: a, tool_name: bash, parameters: {command: x}, timeout_ms: 5000, max_retries: 0, tags: [x]}\n"
         "  - {id: q, ask: {question: q, fields: {f: {}}}, tags: [x]}\n",
     ),
+    "an empty approval policy": (
+        PLAN + "approval: {}\nmax_parallel: 4\n",
+        LONG_PLAN + "approval: {}\noptions: {allow_parallel: true, max_parallel_steps: 4}\n",
+    ),
     "steps that always run": (
         PLAN + "finally:\n  - {id: z, bash: clean, timeout: 2m}\n",
         LONG_PLAN + "finally:\n  - {id: z, tool_name: bash, parameters: {command: clean}, timeout_ms: 120000}\n",

@@ -5,13 +5,12 @@ A function whose name begins with `a` is awaited. Its twin without the `a` is fo
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, TypeAlias
 
 from pydantic import JsonValue
 
 from plan_adapter.gates.gate import request_of
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import Answer, Decision, Gate, Resolution
+from plan_adapter.model.approvals import GATE_ANSWERS, Answer, Decision, Gate, GateAnswer, Resolution
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.hooks import Hooks
 from plan_adapter.model.plan import ExecutionPlan
@@ -27,9 +26,6 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.twins import sync_twin
 from plan_adapter.validation import bind_inputs, validate
-
-GateDecision: TypeAlias = Literal["approve", "reject", "request_changes", "answer", "done", "again", "abort"]
-"""What can be answered: at an approval the first three, at a question `answer` or `reject`, about an unknown outcome the last three."""
 
 
 async def astart_run(
@@ -114,8 +110,7 @@ async def aopen_gates(run_id: str | None = None, *, store: PlanStore | None = No
     async with opened_store(store, Settings()) as opened:
         own_id = None if run_id is None else (await opened.run(run_id)).id
         await end_expired(opened, run_id=own_id)
-        found = await opened.gates.find(run_id=own_id)
-        return [gate if gate.text else await opened.gates.get(gate.id) for gate in found]  # a list of all gates has no texts
+        return await opened.gates.find(run_id=own_id, with_texts=True)
 
 
 open_gates = sync_twin(aopen_gates)
@@ -123,7 +118,7 @@ open_gates = sync_twin(aopen_gates)
 
 async def aanswer_gate(
     gate: Gate | str,
-    decision: GateDecision,
+    decision: GateAnswer,
     *,
     by: str,
     digest: str | None = None,
@@ -202,9 +197,8 @@ def _detached(hooks: Hooks | None, by: str | None, *, offline: bool) -> RunReque
     return request if by is None else replace(request, requested_by=by)
 
 
-def _decision_of(gate: Gate, decision: GateDecision) -> Decision | Resolution:
+def _decision_of(gate: Gate, decision: GateAnswer) -> Decision | Resolution:
     """Return `decision` as it is recorded. Raises NotApprovedError if this kind of gate does not take it."""
-    known = {"approval": ("approve", "reject", "request_changes"), "question": ("answer", "reject"), "outcome": ("done", "again", "abort")}
-    if decision not in known[gate.kind]:
-        raise NotApprovedError(f"this gate takes {', '.join(f'`{one}`' for one in known[gate.kind])}, not `{decision}`")
+    if decision not in (known := GATE_ANSWERS[gate.kind]):
+        raise NotApprovedError(f"this gate takes {', '.join(f'`{one}`' for one in known)}, not `{decision}`")
     return "approve" if decision == "answer" else decision

@@ -301,7 +301,7 @@ def gate_line(gate: Gate, now: datetime) -> str:
 
 
 def _asked_in_words(gate: Gate) -> str:
-    """Return the wait at an open gate in words: for an approval, an answer or an outcome, and of which step."""
+    """Return the wait at an open gate in words, with its step."""
     if gate.step_id is None:
         return tr("waits for an approval of the plan")
     place = prose(gate_place(gate))

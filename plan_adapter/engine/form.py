@@ -8,12 +8,12 @@ import re
 from collections.abc import Collection, Mapping
 from datetime import UTC
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from prefect.input import RunInput
 from pydantic import ConfigDict, Field, JsonValue, create_model
 
-from plan_adapter.model.approvals import Answer, ApprovalRequest, Decision, GateKind, GatePolicy, Resolution
+from plan_adapter.model.approvals import GATE_ANSWERS, Answer, ApprovalRequest, GateKind, GatePolicy
 from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.options import Input
 from plan_adapter.model.readable import call_name, counted, one_line, prose
@@ -44,11 +44,6 @@ DECISION = "decision"
 """The name of the field of the decision, as long as the page shows the content that it showed first."""
 
 _REQUIRED: Any = ...
-_DECISIONS: dict[GateKind, tuple[str, ...]] = {
-    "approval": get_args(Decision),
-    "question": ("answer", "reject"),
-    "outcome": get_args(Resolution),
-}
 _SIGN_COMMANDS: dict[GateKind, str] = {"approval": "approve", "question": "answer", "outcome": "resolve --api"}
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _BOUND_DECISION = re.compile(rf"{DECISION}_[0-9a-f]{{{SHOWN_DIGITS}}}")
@@ -79,7 +74,7 @@ def build_form(request: ApprovalRequest, *, takes_codes: bool = True, decision: 
         model_config = ConfigDict(json_schema_extra=None if own is None else partial(_prepend_fields, own))
 
     fields: dict[str, Any] = {
-        decision: (Literal[_DECISIONS[request.kind]], _decision_field(request.kind)),
+        decision: (Literal[GATE_ANSWERS[request.kind]], _decision_field(request.kind)),
         **({"result": (str, _result_field())} if request.kind == "outcome" and "result" in request.fields else {}),
         "approver": (str, _approver_field(request.gate_policy)),
         **_proof_fields(request.gate_policy, command=f"plan {_SIGN_COMMANDS[request.kind]} --sign", takes_codes=takes_codes),
@@ -193,8 +188,8 @@ def parse_answer(submitted: object, kind: GateKind = "approval", fields: Collect
     if long := [name for name, text in texts.items() if len(text) > limits[name]]:
         raise NotAnAnswerError(f"`{long[0]}` has more than {counted(limits[long[0]], 'character')}")
     decision = texts.get("decision", "answer" if kind == "question" else None)
-    if decision not in _DECISIONS[kind]:
-        raise NotAnAnswerError(f"the decision is missing; it is one of {', '.join(_DECISIONS[kind])}")
+    if decision not in GATE_ANSWERS[kind]:
+        raise NotAnAnswerError(f"the decision is missing; it is one of {', '.join(GATE_ANSWERS[kind])}")
     by = texts.get("approver", "").strip()
     if not by:
         raise NotAnAnswerError("the name of the person who answers is missing")
@@ -204,7 +199,7 @@ def parse_answer(submitted: object, kind: GateKind = "approval", fields: Collect
     if decision == "request_changes" and not texts.get("note", "").strip():
         raise NotAnAnswerError("the note is empty: say in it what to change")
     return Answer(
-        decision=cast("Decision | Resolution", "approve" if decision == "answer" else decision),
+        decision="approve" if decision == "answer" else decision,
         by=by,
         note=texts.get("note", ""),
         channel="form",

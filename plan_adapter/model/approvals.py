@@ -35,6 +35,16 @@ GateKind: TypeAlias = Literal["approval", "question", "outcome"]
 `approve` answers a question, with the values of its fields. An outcome gate approves nothing.
 """
 
+GateAnswer: TypeAlias = Decision | Resolution | Literal["answer"]
+"""What a person says at a gate. `answer`, at a question, is recorded as `approve`, with the values of its fields."""
+
+GATE_ANSWERS: Mapping[GateKind, tuple[GateAnswer, ...]] = {
+    "approval": get_args(Decision),
+    "question": ("answer", "reject"),
+    "outcome": get_args(Resolution),
+}
+"""What each kind of gate takes."""
+
 GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"] | Resolution
 """How a gate was closed. `superseded`: a new version of the plan replaced the question. An outcome gate closes with the resolution."""
 

@@ -7,7 +7,7 @@ from importlib.metadata import packages_distributions, version
 from pydantic import JsonValue
 
 from plan_adapter.engine.deployments import DeploymentOptions, RunbookDeployment
-from plan_adapter.gates.approval import gate_policy_of, requires_approval
+from plan_adapter.gates.approval import gate_policy_of, gated_steps, requires_approval
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.plan import ExecutionPlan, Step
@@ -107,8 +107,7 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
         lines.append(f"{indent}- {code(step.local_id)} ({_describe_call(step, validated)}){text}")
     if len(plan.all_steps) > MAX_STEPS:
         lines += ["", f"… and {len(plan.all_steps) - MAX_STEPS} more steps"]
-    gates = [step.id for step in plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
-    order = order_section(validated, preview, gates)
+    order = order_section(validated, preview, gated_steps(validated, policy))
     return "\n".join([prose(plan.description), "", *(line for fact in facts for line in (fact, "")), "**Steps**", "", *lines, "", *order])
 
 
@@ -129,7 +128,7 @@ def _describe_call(step: Step, validated: ValidatedPlan) -> str:
 def _describe_approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     gate_policy = gate_policy_of(validated.plan, policy, requested_by="")
     who = "anyone" if gate_policy.approvers is None else listed([words(name) for name in gate_policy.approvers], 20) or "nobody"
-    gated = [code(step.id) for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
+    gated = [code(step_id) for step_id in gated_steps(validated, policy)]
     if requires_approval(validated.plan, policy):
         return f"each run waits for an approval by {who}" + (f" and asks again before {listed(gated, 20)}" if gated else "")
     return f"a run asks before {listed(gated, 20)}; {who} may answer" if gated else "a run needs none"

@@ -225,10 +225,8 @@ async def _find_dead_processes(store: PlanStore, *, with_prefect: bool) -> Async
         message, command = advice.message, advice.command
         if answers := await _unused_answers(run, store):
             message += f"; answered meanwhile: {answers}"
-        is_shown = with_prefect and await _reconcile_in_prefect(run, store, hint=f"{message}; `{command}`") is not None
-        yield Finding("interrupted", run.id, run.name, message, is_corrected=False, command=command)
-        if is_shown:
-            yield Finding("shown", run.id, run.name, "Prefect shows it as Interrupted now", is_corrected=True)
+        for finding in await _interrupted(run, store, message, command, with_prefect=with_prefect):
+            yield finding
 
 
 async def _find_unstarted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
@@ -239,11 +237,18 @@ async def _find_unstarted(store: PlanStore, *, with_prefect: bool) -> AsyncGener
         if is_new or await store.gates.find(run_id=run.id, open_only=False) or await store.ledger.owner(run.id) is not None:
             continue
         message, command = tr("its process died before it began; nothing was called"), resume_command(run)
-        hint = f"{message}; `{command}`"
-        is_shown = with_prefect and await _reconcile_in_prefect(run, store, hint=hint, settled=REACTION) is not None
-        yield Finding("interrupted", run.id, run.name, message, is_corrected=False, command=command)
-        if is_shown:
-            yield Finding("shown", run.id, run.name, "Prefect shows it as Interrupted now", is_corrected=True)
+        for finding in await _interrupted(run, store, message, command, with_prefect=with_prefect, settled=REACTION):
+            yield finding
+
+
+async def _interrupted(
+    run: PlanRun, store: PlanStore, message: str, command: str, *, with_prefect: bool, settled: timedelta = timedelta(0)
+) -> list[Finding]:
+    """Return the finding about a run whose process is gone, and if Prefect showed another state, that it shows this one now."""
+    found = [Finding("interrupted", run.id, run.name, message, is_corrected=False, command=command)]
+    if with_prefect and await _reconcile_in_prefect(run, store, hint=f"{message}; `{command}`", settled=settled) is not None:
+        found.append(Finding("shown", run.id, run.name, "Prefect shows it as Interrupted now", is_corrected=True))
+    return found
 
 
 async def _find_answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:

@@ -164,9 +164,11 @@ class Gates(StorePart):
         return _find(connection, self.tenant_id, gate_id)
 
     @reads
-    def find(self, connection: Connection, *, run_id: str | None = None, open_only: bool = True, limit: int = 1000) -> list[Gate]:
-        """Return gates, oldest first. Gates of all runs come without their texts, which may be long; `get` returns those."""
-        columns = gates.c if run_id is not None else [column for column in gates.c if column is not gates.c.text]
+    def find(
+        self, connection: Connection, *, run_id: str | None = None, open_only: bool = True, limit: int = 1000, with_texts: bool = False
+    ) -> list[Gate]:
+        """Return gates, oldest first. Gates of all runs come without their texts, which may be long, unless `with_texts`."""
+        columns = gates.c if run_id is not None or with_texts else [column for column in gates.c if column is not gates.c.text]
         query = select(*columns).order_by(gates.c.opened_at, gates.c.id).limit(limit)
         if run_id is not None:
             query = query.where(gates.c.run_id == run_id)

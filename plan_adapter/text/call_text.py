@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
+from plan_adapter.model import graph
 from plan_adapter.model.goals import MODEL_ASKS
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import Effect, Question
@@ -257,11 +258,9 @@ def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[st
 
 def _after_answer(bound: BoundPlan, step: Step, gates: Collection[str]) -> list[str]:
     """Return the sentence that says what the answer to a question sets off that cannot be undone and asks nobody again."""
-    validated, after = bound.validated, {step.id}
-    for step_id in validated.order:
-        one = validated.steps[step_id]
-        if after & {*validated.outer.get(step_id, ()), one.group, None if one.within is None else one.within.id}:
-            after.add(step_id)
+    validated = bound.validated
+    waits = {name: [*validated.outer.get(name, ()), *filter(None, [validated.steps[name].outer])] for name in validated.order}
+    after = graph.reachable(graph.successors(waits), [step.id])
     final = [
         code(name)
         for name in validated.order

@@ -12,6 +12,7 @@ from plan_adapter.cli.exit_codes import ExitCode
 from plan_adapter.cli.run_view import shapes
 from plan_adapter.cli.sources import policy_of_store, tools_of
 from plan_adapter.cli.verbs.show import ShownRun, find_plan_or_run
+from plan_adapter.gates.approval import gated_steps
 from plan_adapter.local.settings import Settings
 from plan_adapter.text.pictures import mermaid
 from plan_adapter.text.plan_graph import PlanGraph, graph_of, tree_text
@@ -77,6 +78,6 @@ def _drawn(drawn: PlanGraph, format: Literal["tree", "svg"]) -> str:
 async def mermaid_text(plan: "ExecutionPlan", tools: list[str]) -> str:
     """Return the flowchart of a valid plan. Raises InvalidPlanError."""
     validated, policy = validate(plan, tools_of(tools)), await policy_of_store(Settings())
-    gated = [step.id for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
+    gated = gated_steps(validated, policy)
     effects: dict[str, Effect] = {step_id: validated.effect_of(step_id) for step_id in validated.steps}
     return mermaid(validated.plan.all_steps, validated.edges, effects=effects, gated=gated) + "\n"

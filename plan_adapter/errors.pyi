@@ -6,6 +6,7 @@ from plan_adapter.model.errors import InvalidPlanError as InvalidPlanError
 from plan_adapter.model.errors import ModelError as ModelError
 from plan_adapter.model.errors import NoServerError as NoServerError
 from plan_adapter.model.errors import NotApprovedError as NotApprovedError
+from plan_adapter.model.errors import PlanNotFoundError as PlanNotFoundError
 from plan_adapter.model.errors import RunConflictError as RunConflictError
 from plan_adapter.model.errors import RunFailedError as RunFailedError
 from plan_adapter.model.errors import StoreError as StoreError

@@ -45,7 +45,7 @@ async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[
     """Run a plan. Its steps are the task runs of this flow run. A retry of the flow run carries completed steps.
 
     Args:
-        plan: A stored plan (its digest, or store:name@version), the path of a plan document, or the text of one.
+        plan: A stored plan (`store:name`, `store:name@version` or its digest), the path of a plan document, or the text of one.
         inputs: The inputs of the run, by name.
         tools: Import strings (package.module:name) of tools in addition to the built-in ones.
         database: Name of a Plan Store Database block. By default the worker's settings name the store.

@@ -11,7 +11,6 @@ from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import available_server, lacks_store_of_server, show_end_in_prefect
-from plan_adapter.cli.sources import find_run
 from plan_adapter.engine.connection import use_server
 from plan_adapter.gates.approval import answer_to, os_user, text_to_sign, with_current_policy
 from plan_adapter.gates.gate import request_of
@@ -325,7 +324,7 @@ async def find_gate(selector: GateSelector, store: "PlanStore") -> tuple[PlanRun
     from plan_adapter.runs.plan_approval import end_overdue  # imports SQLAlchemy
 
     try:
-        run = await end_overdue(await find_run(selector.run, store), store)
+        run = await end_overdue(await store.run(selector.run), store)
     except RunConflictError as error:
         if not lacks_store_of_server(Settings()):
             raise

@@ -1,22 +1,23 @@
 """Find the plan, run, tools, inputs and store that the arguments of a command name."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.documents import is_test_file, read_document, read_file, read_mapping
 from plan_adapter.loading import STORE_PREFIX, pin_files, pin_stored, stored_plan
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.errors import InvalidPlanError, ModelError, RunConflictError
+from plan_adapter.model.errors import InvalidPlanError, ModelError, PlanNotFoundError
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import one_line, safe_name
 from plan_adapter.model.status import PlanStatus
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from plan_adapter.gates.policy import EffectivePolicy
     from plan_adapter.model.plan import ExecutionPlan
     from plan_adapter.model.problems import Problem
-    from plan_adapter.model.record import PlanRun
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
 
@@ -39,6 +39,8 @@ ENDINGS = (".yaml", ".yml", ".json")
 
 _TOKEN = re.compile(r"[A-Za-z0-9_.@/:-]+")
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
+_PATH = re.compile(r"[/\\]|\.(ya?ml|json)$", re.IGNORECASE)
+"""What a path has and the name of a stored plan has not."""
 
 
 def documents_in(folder: Path) -> list[Path]:
@@ -66,11 +68,16 @@ def open_store(settings: Settings) -> "PlanStore":
     return PlanStore(settings.store_url)
 
 
+def has_store(settings: Settings) -> bool:
+    """Return whether the store of the settings exists, or is a database that only a connection can tell about."""
+    return settings.database_url is not None or (settings.home / "plans.db").exists()
+
+
 async def policy_of_store(settings: Settings) -> "EffectivePolicy":
     """Return the policy of the settings and their store combined, without creating a store."""
     from plan_adapter.gates.policy import effective_policy  # not for `plan validate`
 
-    if settings.database_url is None and not (settings.home / "plans.db").exists():
+    if not has_store(settings):
         return effective_policy(settings)
     async with open_store(settings) as store:
         return await store.policy.effective(settings)
@@ -98,33 +105,86 @@ def read_plan(source: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
     return read_document(sys.stdin.read(), file=STDIN) if source == STDIN else read_file(source)
 
 
-def is_stored(source: str) -> bool:
-    """Return whether `source` names a stored plan: `store:name`, `store:name@version`, or a digest that is not a file."""
-    return source.startswith(STORE_PREFIX) or (_DIGEST.fullmatch(source) is not None and not Path(source).exists())
+def is_path(source: str) -> bool:
+    """Return whether `source` is written as a path: it has a slash or ends like a plan document. The names of few stored plans do."""
+    return _PATH.search(source) is not None
+
+
+def is_document(source: str) -> bool:
+    """Return whether `source` names a document rather than a stored plan: stdin (`-`), a git revision, a path or an existing file."""
+    if source.startswith(STORE_PREFIX):
+        return False
+    return source == STDIN or source.startswith(GIT) or is_path(source) or os.path.isfile(source)  # noqa: PTH113  # Path raises for a long text
 
 
 def is_words(source: str) -> bool:
-    """Return whether `source` is words for a model. A single token that is not a file is more likely a mistyped name."""
-    return _TOKEN.fullmatch(source) is None and not is_plan(source)
-
-
-_PATH = re.compile(r"[/\\]|\.(ya?ml|json)$", re.IGNORECASE)
-"""What a path has and the name of a stored plan has not."""
-
-
-def is_plan(source: str) -> bool:
-    """Return whether `source` can name a plan: stdin, a stored plan, or an existing path."""
-    return source == STDIN or is_stored(source) or os.path.exists(source)  # noqa: PTH110  # Path.exists raises for a long text
+    """Return whether `source` is words for a model. A single token is a plan, or a mistyped one."""
+    if source == STDIN or source.startswith((STORE_PREFIX, GIT)) or _TOKEN.fullmatch(source) is not None:
+        return False
+    return not os.path.isfile(source)  # noqa: PTH113  # Path raises for a long text
 
 
 async def plan_of(source: str, store: "PlanStore | None" = None) -> "ExecutionPlan":
-    """Return the plan of a path, of stdin (`-`), or of the store. Raises InvalidPlanError, StoreError."""
-    if is_stored(source):
-        return await _stored_plan(source, store)
+    """Return the plan that `source` names: a document (`is_document`), or a stored plan by name, `name@version` or digest.
+
+    Raises InvalidPlanError with the problems of a document, StoreError and UsageError.
+    """
+    if not is_document(source):
+        async with _existing_store(store) as opened:
+            if opened is None:
+                raise UsageError(f"there is no file `{source}`, and no plan is stored yet")
+            return await _stored_plan(source, opened)
+    if source.startswith(GIT):
+        return await _git_plan(source, store)
     plan, problems = read_plan(source)
     if plan is None:
-        raise InvalidPlanError(problems)
+        raise InvalidPlanError(await _with_stored_name(source, problems, store))
     await pin_stored(pin_files(plan), store)
+    return plan
+
+
+async def _stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
+    """Return a stored plan. Raises PlanNotFoundError, and UsageError if a name could also be a mistyped file."""
+    digest = _DIGEST.fullmatch(source)
+    try:
+        return await (stored_plan(source, store) if digest is None else store.get(digest[1]))
+    except PlanNotFoundError as error:
+        if digest is not None or source.startswith(STORE_PREFIX) or "@" in source:
+            raise
+        raise UsageError(f"there is no file `{source}`, and {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def _existing_store(store: "PlanStore | None") -> "AsyncGenerator[PlanStore | None]":
+    """Yield `store` or that of the settings. None if there is none yet: a name that somebody mistyped creates no store."""
+    settings = Settings()
+    if store is not None or not has_store(settings):
+        yield store
+        return
+    async with open_store(settings) as opened:
+        yield opened
+
+
+async def _with_stored_name(source: str, problems: "list[Problem]", store: "PlanStore | None") -> "list[Problem]":
+    """Return the problems of a document that has no plan. If there is no such file but a plan of its name is stored, they say so."""
+    if source == STDIN or os.path.exists(source):  # noqa: ASYNC240, PTH110  # Path raises for a long text
+        return problems
+    name = Path(source).stem
+    async with _existing_store(store) as opened:
+        if opened is None or name not in await opened.names():
+            return problems
+    return [replace(problem, hint=f"check the path; a plan of this name is stored: `{name}`") for problem in problems]
+
+
+async def _git_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan":
+    """Return the plan of `git:REVISION:FILE`. Raises InvalidPlanError, and UsageError if git has no such file."""
+    revision, colon, path = source.removeprefix(GIT).partition(":")
+    if not (revision and colon and path):
+        raise UsageError(f"`{source}`: write git:REVISION:FILE, as in `git:HEAD~1:restart.yaml`")
+    plan, problems = _read_git(revision, path)
+    if plan is None:
+        raise InvalidPlanError(problems)
+    await pin_stored(pin_files(plan, read=lambda file: _read_git(revision, os.path.relpath(file))), store)
     return plan
 
 
@@ -132,20 +192,6 @@ def pin(plan: "ExecutionPlan") -> None:
     """Load the plans that steps of `plan` run. Their problems become problems of the document that names them."""
     if stored := pin_files(plan):
         asyncio.run(pin_stored(stored))
-
-
-async def named_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
-    """Return the plan of a path, of the store by its bare name, or of a git revision. Raises as `plan_of` does, and UsageError."""
-    if source.startswith(GIT):
-        revision, colon, path = source.removeprefix(GIT).partition(":")
-        if not (revision and colon and path):
-            raise UsageError(f"`{source}`: write git:REVISION:FILE, as in `git:HEAD~1:restart.yaml`")
-        plan, problems = _read_git(revision, path)
-        if plan is None:
-            raise InvalidPlanError(problems)
-        await pin_stored(pin_files(plan, read=lambda file: _read_git(revision, os.path.relpath(file))), store)
-        return plan
-    return await plan_of(source if is_plan(source) or _PATH.search(source) else f"{STORE_PREFIX}{source}", store)
 
 
 def _read_git(revision: str, path: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
@@ -159,40 +205,6 @@ def _read_git(revision: str, path: str) -> "tuple[ExecutionPlan | None, list[Pro
     if result.returncode != 0:
         raise UsageError(f"`{GIT}{revision}:{path}`: {one_line(result.stderr.decode(errors='replace').strip())}")
     return read_document(result.stdout.decode(errors="replace"), file=path)
-
-
-async def _stored_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan":
-    if store is None:
-        async with open_store(Settings()) as opened:
-            return await _stored_plan(source, opened)
-    digest = _DIGEST.fullmatch(source)
-    if digest is not None:
-        return await store.get(digest[1])
-    return await stored_plan(source, store)
-
-
-async def find_run(run_id: str, store: "PlanStore") -> "PlanRun":
-    """Return the run with this id or a unique beginning of it. The id can also be that of its flow run, or of the flow run of a form."""
-    try:
-        return await store.run(run_id)
-    except RunConflictError:
-        flow_run_id = _parse_uuid(run_id)
-        if flow_run_id is None:
-            raise
-        run = await store.ledger.run_of_flow(flow_run_id)
-        if run is not None:
-            return run
-        gates = [gate for gate in await store.gates.find() if gate.flow_run_id == flow_run_id]
-        if not gates:
-            raise
-        return await store.run(gates[0].run_id)
-
-
-def _parse_uuid(text: str) -> str | None:
-    try:
-        return str(UUID(text))
-    except ValueError:
-        return None
 
 
 async def names_of_runbook(runbook: str, store: "PlanStore") -> list[str]:

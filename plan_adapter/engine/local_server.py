@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ START_SECONDS = 120.0  # a first start takes 8 s on a quiet machine, and many ti
 ANSWER_SECONDS = 20.0
 STOP_SECONDS = 10.0
 GONE_SECONDS = 5.0
-"""How long the PID of an ended process may stay in use: until its parent notices."""
+"""How long the PID of an ended process may stay in use, until its parent notices, and how long its threads may keep its lock."""
 
 Notify = Callable[[str], None]
 AuthMode = Literal["auto", "on", "off"]
@@ -118,9 +119,10 @@ def stop_server(settings: Settings) -> bool:
     if not folder.is_alive:
         return False
     with _translate_os_errors(folder), folder.lock_start():
-        if not folder.is_alive:
+        state = _find_live_state(folder)
+        if state is None:
             return False
-        _stop(folder, _read_live_state(folder))
+        _stop(folder, state)
     return True
 
 
@@ -194,7 +196,7 @@ def _translate_os_errors(folder: ServerFolder) -> Generator[None]:
 def _find_or_launch(folder: ServerFolder, mode: AuthMode, notify: Notify) -> Callable[[], Server]:
     """Find the live server of `folder` or launch one. Return a function that waits for it."""
     with _translate_os_errors(folder), folder.lock_start():
-        state = _read_live_state(folder) if folder.is_alive else None
+        state = _find_live_state(folder)
         if state is not None and _is_older(state.prefect_version, installed := importlib.metadata.version("prefect")):
             notify(f"Prefect was upgraded from {state.prefect_version} to {installed}: restarting the local server")
             _stop(folder, state)
@@ -318,19 +320,29 @@ def _check_health(port: int, *, seconds: float) -> Literal["healthy", "refused",
         connection.close()
 
 
-def _read_live_state(folder: ServerFolder) -> ServerState:
-    """Return the state of the live server, which its process writes first. Raises NoServerError if that process is out of reach."""
+def _find_live_state(folder: ServerFolder) -> ServerState | None:
+    """Return what the live server recorded about itself, or None if no server is alive. Raises NoServerError if it is out of reach."""
+    if not folder.is_alive:
+        return None
     deadline = time.monotonic() + ANSWER_SECONDS
-    while (state := folder.read_state()) is None:
+    while (state := folder.read_state()) is None:  # a server records it first of all
         if time.monotonic() >= deadline:
             raise NoServerError(_with_log_tail(folder, f"a process holds {folder.alive_lock} and has not recorded its state"))
         time.sleep(0.05)
-    if not state.is_reachable:
-        raise NoServerError(
-            f"the local server of {folder.path} runs on host {state.host} as process {state.pid}, out of reach from here. "
-            f"Give this machine or container a PLAN_ADAPTER_HOME of its own. {ALTERNATIVES}"
-        )
-    return state
+    if state.is_reachable or (state.host == socket.gethostname() and _ends_within(folder, GONE_SECONDS)):
+        return state if folder.is_alive else None
+    raise NoServerError(
+        f"the local server of {folder.path} runs on host {state.host} as process {state.pid}, out of reach from here. "
+        f"Give this machine or container a PLAN_ADAPTER_HOME of its own. {ALTERNATIVES}"
+    )
+
+
+def _ends_within(folder: ServerFolder, seconds: float) -> bool:
+    """Wait until the server's process has ended and released its lock. Return whether it did so in time."""
+    deadline = time.monotonic() + seconds
+    while folder.is_alive and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not folder.is_alive
 
 
 def _is_older(version: str, installed: str) -> bool:
@@ -345,10 +357,7 @@ def _stop(folder: ServerFolder, state: ServerState) -> None:
         if state.is_reachable:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(state.pid, signal_number)
-        deadline = time.monotonic() + seconds
-        while folder.is_alive and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if not folder.is_alive:
+        if _ends_within(folder, seconds):
             exit_deadline = time.monotonic() + GONE_SECONDS
             while state.is_reachable and time.monotonic() < exit_deadline:
                 time.sleep(0.01)

@@ -67,6 +67,10 @@ class StoreError(PlanAdapterError):
     """The store cannot be opened, read or written."""
 
 
+class PlanNotFoundError(StoreError):
+    """The store has no plan with this name, version or digest."""
+
+
 class StoreSettingsError(StoreError):
     """The store cannot be used as it is configured. The same run fails again until a setting is corrected or the store is upgraded."""
 

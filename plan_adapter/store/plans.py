@@ -1,6 +1,7 @@
 """Plans by digest and versions by name. The functions take a connection and the tenant whose rows are visible."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +12,7 @@ from pydantic import JsonValue
 from sqlalchemy import JSON, Connection, Select, Table, and_, cast, func, insert, select, text, true
 
 from plan_adapter.model.canonical import canonical_document, canonical_json
-from plan_adapter.model.errors import StoreError
+from plan_adapter.model.errors import PlanNotFoundError, StoreError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.record import RunContext
@@ -170,6 +171,9 @@ def digests_with_tag(tag: str, dialect: str) -> Select[Any]:
     return select(plans.c.digest).where(select(found.c.value).where(found.c.value == tag).exists())
 
 
+_HEX = re.compile(r"[0-9a-f]+")
+
+
 def get(connection: Connection, tenant: str | None, name_or_digest: str, version: int | None) -> ExecutionPlan:
     """Return a plan by its digest, by a name (newest version unless one is given), or by an unambiguous prefix of its digest."""
     digests = _digests(connection, tenant, name_or_digest) if version is None else []
@@ -181,12 +185,13 @@ def get(connection: Connection, tenant: str | None, name_or_digest: str, version
     if found:
         return _load(connection, tenant, found[0].digest)
     if version is not None:
-        raise StoreError(f"there is no version {version} of a plan `{name_or_digest}`")
+        raise PlanNotFoundError(f"there is no version {version} of a plan `{name_or_digest}`")
     if len(digests) > 1:
-        raise StoreError(f"`{name_or_digest}` begins the digests of several plans: {', '.join(digests)}")
+        raise PlanNotFoundError(f"`{name_or_digest}` begins the digests of several plans: {', '.join(digests)}")
     if not digests:
         hint = did_you_mean(name_or_digest, names(connection, tenant))
-        raise StoreError(f"no plan is called `{name_or_digest}`, and no digest begins with it" + (f"; {hint}" if hint else ""))
+        digest = ", and no digest begins with it" if _HEX.fullmatch(name_or_digest) else ""
+        raise PlanNotFoundError(f"no stored plan is called `{name_or_digest}`{digest}; {hint or '`plan save FILE` stores one'}")
     return _load(connection, tenant, digests[0])
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, select, update
 
@@ -17,6 +18,7 @@ from plan_adapter.store import gates, leases
 from plan_adapter.store.database.columns import database_now, now_of
 from plan_adapter.store.database.database import signal
 from plan_adapter.store.database.rows import Row, folder_of, is_named, load_json, rollback_column, rollback_of
+from plan_adapter.store.database.tables import gates as gates_table
 from plan_adapter.store.database.tables import plans, runs, step_runs
 from plan_adapter.store.plans import digests_with_tag, of_run, seen_by
 from plan_adapter.store.proof import audit, entries, tombstones
@@ -75,7 +77,8 @@ def lock_run(connection: Connection, tenant: str | None, name: str) -> Row:
 def row_of(connection: Connection, tenant: str | None, name: str, *columns: ColumnElement[Any]) -> Row:
     """Return the row of the run with this id, the only one whose id begins or ends so, or for `last` the newest one.
 
-    `columns` limits the result to these columns, which must include `id`. Raises RunConflictError. All that takes a run finds it here.
+    The id can also be that of the run's flow run in Prefect, or of the flow run of one of its gates. `columns` limits the result to these
+    columns, which must include `id`. Raises RunConflictError. All that takes a run finds it here.
     """
     wanted = select(*(columns or runs.c))
     if name == LAST:
@@ -91,6 +94,8 @@ def row_of(connection: Connection, tenant: str | None, name: str, *columns: Colu
         raise RunConflictError(short)
     query = wanted.where(is_named(runs.c.id, name)).order_by(runs.c.id).limit(6)
     found: Sequence[Row] = connection.execute(seen_by(tenant, query, runs)).mappings().all()
+    if not found and (run_id := _run_of_flow_run(connection, tenant, name)) is not None:
+        return row_of(connection, tenant, run_id, *columns)
     if not found:
         too_short = f"; give at least {MIN_END_CHARACTERS} characters of its end" if len(name) < MIN_END_CHARACTERS else ""
         gone = [tombstone for tombstone in tombstones.of_run(connection, tenant, name) if tombstone.kind == "pruned"]
@@ -100,6 +105,19 @@ def row_of(connection: Connection, tenant: str | None, name: str, *columns: Colu
         shown = ", ".join(row["id"] for row in found[:5]) + (", …" if len(found) > 5 else "")
         raise RunConflictError(f"several runs have an id that begins or ends with `{name}`: {shown}", is_ambiguous=True)
     return found[0]
+
+
+def _run_of_flow_run(connection: Connection, tenant: str | None, name: str) -> str | None:
+    """Return the id of the newest run whose flow run, or the flow run of one of whose gates, has the id `name`. None if there is none."""
+    try:
+        flow_run_id = str(UUID(name))
+    except ValueError:
+        return None
+    of_gates = select(gates_table.c.run_id).where(gates_table.c.flow_run_id == flow_run_id)
+    query = (
+        select(runs.c.id).where((runs.c.flow_run_id == flow_run_id) | runs.c.id.in_(of_gates)).order_by(runs.c.created_at.desc()).limit(1)
+    )
+    return connection.execute(seen_by(tenant, query, runs)).scalar()
 
 
 def find(connection: Connection, tenant: str | None, name: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:

@@ -31,6 +31,18 @@ def two_versions(plan: Plan) -> Plan:
     return plan
 
 
+@pytest.fixture
+def named(two_versions: Plan) -> Plan:
+    """Two versions in the store, and a git repository with the first one."""
+    for command in (["init", "-q"], ["config", "user.email", "ana@example.org"], ["config", "user.name", "ana"]):
+        subprocess.run(["git", *command], check=True)
+    Path("restart.yaml").write_text(FIRST, encoding="utf-8")
+    subprocess.run(["git", "add", "."], check=True)
+    subprocess.run(["git", "commit", "-qm", "first"], check=True)
+    Path("restart.yaml").write_text(SECOND, encoding="utf-8")
+    return two_versions
+
+
 def test_saving_creates_a_new_version_only_if_the_content_changed(plan: Plan) -> None:
     Path("restart.yaml").write_text(FIRST, encoding="utf-8")
     first = plan("save", "restart.yaml")
@@ -108,14 +120,8 @@ def test_two_versions_are_compared_step_by_step(two_versions: Plan, old: str, ne
     assert (same.code, same.out, same.err) == (0, "", "no differences\n")
 
 
-def test_a_file_is_compared_with_a_git_revision(plan: Plan) -> None:
-    for command in (["init", "-q"], ["config", "user.email", "ana@example.org"], ["config", "user.name", "ana"]):
-        subprocess.run(["git", *command], check=True)
-    Path("restart.yaml").write_text(FIRST, encoding="utf-8")
-    subprocess.run(["git", "add", "."], check=True)
-    subprocess.run(["git", "commit", "-qm", "first"], check=True)
-    Path("restart.yaml").write_text(SECOND, encoding="utf-8")
-    assert plan("diff", "git:HEAD:restart.yaml", "restart.yaml").out.splitlines() == DIFFERENCES
+def test_a_file_is_compared_with_a_git_revision(named: Plan) -> None:
+    assert named("diff", "git:HEAD:restart.yaml", "restart.yaml").out.splitlines() == DIFFERENCES
 
 
 @pytest.mark.parametrize(
@@ -130,3 +136,47 @@ def test_an_invalid_diff_source_is_refused_with_the_reason(two_versions: Plan, s
     result = two_versions("diff", source, "restart.yaml")
     assert (result.code, reason in result.err) == (2, True), result.err
     assert [path.name for path in Path().iterdir()] == ["restart.yaml"]
+
+
+TAKES_A_PLAN = (
+    ["validate", "PLAN"],
+    ["show", "PLAN", "--json"],
+    ["preview", "PLAN"],
+    ["graph", "PLAN"],
+    ["export", "PLAN", "--format", "mermaid"],
+    ["schema", "--tool", "PLAN"],
+    ["diff", "PLAN", "PLAN"],
+    ["save", "PLAN"],
+    ["run", "PLAN", "--offline", "--yes"],
+    ["standing", "add", "PLAN", "--runs", "1", "--schedule", "night/night"],
+)
+MISTYPED = "there is no file `重启动`, and no stored plan is called `重启动`; did you mean `重启`?"
+
+
+@pytest.mark.parametrize("arguments", TAKES_A_PLAN, ids=[words[0] for words in TAKES_A_PLAN])
+def test_every_verb_finds_a_plan_under_each_of_its_names(named: Plan, arguments: list[str]) -> None:
+    digest = named("versions", "重启", "--json").lines[0]["digest"]
+    for name in ("restart.yaml", "重启", "重启@1", "store:重启@2", digest, digest[:12], "git:HEAD:restart.yaml"):
+        result = named(*(name if word == "PLAN" else word for word in arguments))
+        assert "no file" not in result.err and "no run" not in result.err and "no stored plan" not in result.err, (name, result.err)
+        assert "unexpected" not in result.err, (name, result.err)
+    missing = named(*("重启动" if word == "PLAN" else word for word in arguments))
+    assert missing.code == 2 and MISTYPED in missing.err, missing.err
+    path = named(*("elsewhere/重启.yaml" if word == "PLAN" else word for word in arguments))
+    assert path.code == 2 and "a plan of this name is stored: `重启`" in path.out + path.err, (path.out, path.err)
+
+
+def test_a_file_wins_over_a_stored_plan_and_a_folder_does_not(two_versions: Plan) -> None:
+    Path("重启").mkdir()
+    assert two_versions("show", "重启", "--json").run["description"] == "Restart the node"
+    Path("重启").rmdir()
+    Path("重启").write_text(FIRST, encoding="utf-8")
+    assert two_versions("show", "重启", "--json").run["description"] == "Restart a node"
+    assert two_versions("show", "store:重启", "--json").run["description"] == "Restart the node"
+
+
+def test_a_mistyped_name_creates_no_store(plan: Plan, home: Path) -> None:
+    (home / "plans.db").unlink()
+    result = plan("validate", "nothing")
+    assert (result.code, "there is no file `nothing`, and no plan is stored yet" in result.err) == (2, True), result.err
+    assert not (home / "plans.db").exists()

@@ -71,8 +71,10 @@ def test_the_run_is_unchanged_if_the_model_returns_no_plan(plan: Plan, monkeypat
 
 def test_a_single_unknown_token_is_treated_as_a_mistyped_plan(plan: Plan) -> None:
     run_id = broken(plan)
+    result = plan("revise", run_id, "again", *TOOLS)
+    assert (result.code, "there is no file `again`" in result.err, "; words for a model" in result.err) == (2, True, True)
     result = plan("revise", run_id, "new-plan.yaml", *TOOLS)
-    assert (result.code, "no such plan: there is no file `new-plan.yaml`; words for a model" in result.err) == (2, True)
+    assert (result.code, "new-plan.yaml: error[unreadable]: the file does not exist" in result.err) == (2, True)
     assert "--tool and --secret are for a model" in plan("revise", run_id, "plan.json", "--tool", "bash", *TOOLS).err
     assert "the words are empty" in plan("revise", run_id, " ", *TOOLS).err
 

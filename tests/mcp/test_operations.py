@@ -77,7 +77,7 @@ async def test_all_problems_of_a_document_are_reported_at_once_with_their_lines(
         ("show_run", {"run": "没有这样"}, "no run has the id `没有这样`"),
         ("run_plan", {}, "give `plan`, the name of a stored one, or `document`"),
         ("run_plan", {"plan": "deploy", "document": DEPLOY}, "give `plan`"),
-        ("run_plan", {"plan": "nothing"}, "no plan is called `nothing`"),
+        ("run_plan", {"plan": "nothing"}, "no stored plan is called `nothing`"),
         ("run_plan", {"plan": "deploy@newest"}, "a version is a number"),
         ("draft_plan", {"task": "Deploy"}, "no model is configured"),
         ("validate_plan", {"document": "x" * 1_000_001}, ""),

@@ -52,7 +52,7 @@ def test_files_and_texts_are_loaded(tmp_path: Path) -> None:
     [
         ("store:重启@newest", "a version is a number, as in `store:重启@3`"),
         ("store:重启@web@7", "there is no version 7 of a plan `重启@web`"),
-        ("store:nothing", "no plan is called `nothing`"),
+        ("store:nothing", "no stored plan is called `nothing`"),
     ],
 )
 def test_loading_an_unknown_stored_plan_names_it(saved: str, source: str, message: str) -> None:

@@ -235,7 +235,7 @@ async def test_a_stored_sub_plan_needs_a_version_or_a_digest(store: PlanStore) -
     for source, message in {
         "store:verify-site": "`store:verify-site` names no version, so what it runs could change",
         "store:verify-site@7": "there is no version 7 of a plan `verify-site`",
-        "store:0123456789abcdef": "no plan is called `0123456789abcdef`, and no digest begins with it",
+        "store:0123456789abcdef": "no stored plan is called `0123456789abcdef`, and no digest begins with it",
     }.items():
         with pytest.raises(InvalidPlanError) as refused:
             await aload_plan(MOVE.format(source), store=store)

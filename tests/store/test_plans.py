@@ -86,8 +86,8 @@ async def test_a_plan_can_be_saved_under_another_name(store: PlanStore):
     [
         ("sity", None, "did you mean `site`?"),
         ("site", 7, "no version 7"),
-        ("", None, "no plan is called ``"),
-        ("%", None, "no plan is called `%`"),
+        ("", None, "no stored plan is called ``"),
+        ("%", None, "no stored plan is called `%`"),
     ],
 )
 async def test_a_missing_plan_is_named(store: PlanStore, name: str, version: int | None, message: str):
@@ -131,7 +131,7 @@ async def test_a_tenant_sees_only_its_own_plans_and_runs(store_url: str):
         assert [(await store.versions("site"))[0].version for store in (acme, umbrella, all_)] == [1, 1, 1]
         assert [len(await store.runs()) for store in (acme, umbrella, all_)] == [1, 0, 1]
         assert (await all_.get(saved.digest)).description == "acme's"
-        with pytest.raises(StoreError, match="no plan is called"):
+        with pytest.raises(StoreError, match="no stored plan is called"):
             await umbrella.get(saved.digest)
         with pytest.raises(RunConflictError, match="no run"):
             await umbrella.run(run.id)

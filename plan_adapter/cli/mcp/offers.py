@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from plan_adapter.agent.plan_tools import function_name, tool_inputs
 from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.cli.mcp.operations import MAX_WAIT_SECONDS, Operations, Output
-from plan_adapter.cli.sources import STORE_PREFIX, is_stored, plan_of
+from plan_adapter.cli.sources import STORE_PREFIX, is_path, plan_of
 from plan_adapter.model.options import Effect
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import did_you_mean
@@ -64,9 +64,10 @@ class Runbook:
 
     async def load(self, operations: Operations) -> ValidatedPlan:
         """Return the current plan, validated. Only a stored plan can say that it needs no approval."""
-        source = self.source if is_stored(self.source) or _looks_like_a_file(self.source) else f"{STORE_PREFIX}{self.source}"
+        is_file = not self.source.startswith(STORE_PREFIX) and is_path(self.source)
+        source = self.source if is_file else f"{STORE_PREFIX}{self.source.removeprefix(STORE_PREFIX).removeprefix('sha256:')}"
         plan = await plan_of(source, operations.store)
-        if not is_stored(source):  # an agent may be able to write to a file
+        if is_file:  # an agent may be able to write to a file
             plan.options.require_approval, plan.options.auto_approve = True, False
         return validate(plan, self.tools)
 
@@ -130,7 +131,3 @@ async def _start_runbook(operations: Operations, runbook: Runbook, arguments: Ma
     validated = await runbook.load(operations)
     bound = bind_inputs(validated, tool_inputs(validated.plan, arguments))
     return await operations.start(bound, wait_seconds=min(RUNBOOK_WAIT_SECONDS, MAX_WAIT_SECONDS))
-
-
-def _looks_like_a_file(source: str) -> bool:
-    return "/" in source or source.lower().endswith((".yaml", ".yml", ".json"))

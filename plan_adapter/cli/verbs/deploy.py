@@ -16,7 +16,7 @@ from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.foreground import begin_server
 from plan_adapter.cli.servers import worker_command
-from plan_adapter.cli.sources import documents_in, input_texts, named_plan, open_store, pin, tools_of
+from plan_adapter.cli.sources import documents_in, input_texts, open_store, pin, plan_of, tools_of
 from plan_adapter.documents import is_test_file, read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.gates.approval import os_user, requires_approval
@@ -74,7 +74,7 @@ def deploy(
     store: set PLAN_ADAPTER_DATABASE_URL where they run, unless they run on this machine.
 
     Args:
-        source: A plan document, the name of a stored plan, or a folder of plan documents.
+        source: A plan, named as for `plan run`, or a folder of plan documents.
         cron: Start runs by this cron expression: `"0 3 * * *"`.
         interval: Start runs at this interval: `15m`, `6h`, `1d`, or a number of seconds.
         rrule: Start runs by this iCalendar rule.
@@ -126,10 +126,10 @@ async def _deploy(
 
     settings = Settings()
     await refuse_secrets({"inputs": dict(inputs)})
-    pending = begin_server(settings, offline=False)
-    assert pending is not None
     async with open_store(settings) as store:
-        plans = [await named_plan(source, store)] if isinstance(source, str) else source
+        plans = [await plan_of(source, store)] if isinstance(source, str) else source
+        pending = begin_server(settings, offline=False)
+        assert pending is not None
         policy = await store.policy.effective(settings)
         runbooks = checked_runbooks(plans, tools, policy, inputs, options)
         server = await in_daemon_thread(pending.wait)

@@ -3,7 +3,7 @@
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode
 from plan_adapter.cli.records import difference_lines
-from plan_adapter.cli.sources import named_plan, open_store
+from plan_adapter.cli.sources import open_store, plan_of
 from plan_adapter.local.settings import Settings
 
 
@@ -11,12 +11,12 @@ async def diff(old: str, new: str, /, *, json: bool = False) -> int:
     """Show what differs between two versions of a plan, step by step. Formatting and comments do not count.
 
     Args:
-        old: A plan document, the name of a stored plan, `name@version`, a digest, or `git:REVISION:FILE`.
+        old: A plan document, `-` for stdin, `git:REVISION:FILE`, or a stored plan: its name, `name@version` or digest.
         new: The same, for the version to compare with.
         json: Print one JSON object.
     """
     async with open_store(Settings()) as store:
-        lines = difference_lines(await named_plan(old, store), await named_plan(new, store))
+        lines = difference_lines(await plan_of(old, store), await plan_of(new, store))
     if json:
         output.json_line({"old": old, "new": new, "differences": lines})
         return ExitCode.DONE

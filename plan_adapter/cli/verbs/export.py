@@ -36,8 +36,7 @@ async def export(
     executor, with a note on everything that this format cannot hold.
 
     Args:
-        source: The id of a run, its beginning or end, or `last`; for the other formats a plan document, `store:name@version`
-            or a plan's digest.
+        source: A run: its id, the beginning or end of it, or `last`. For the other formats a plan, named as for `plan run`.
         format: `record` of a run; `mermaid`, a flowchart of a plan; `aster`, a plan as Aster's JSON.
         output: The file to write, readable only by you; default: stdout.
         force: Overwrite that file.

@@ -36,8 +36,7 @@ async def graph(
     """Draw the steps of a plan: what waits for what, what may change something, what asks first; or of a run, with how each step ended.
 
     Args:
-        plan_or_run: A plan document, `-` for stdin, `store:name@version`, a plan's digest, or the id of a run, its beginning or end,
-            or `last`.
+        plan_or_run: A plan, named as for `plan run`, or a run: its id, the beginning or end of it, or `last`.
         format: `tree`, lines for a terminal; `svg`, a picture for a browser or a document; `mermaid`, a flowchart as Mermaid text.
         output: The file to write; default: stdout.
         force: Overwrite that file.

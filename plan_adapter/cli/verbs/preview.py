@@ -48,7 +48,7 @@ def preview(
     shown as written.
 
     Args:
-        plan: A plan document, `-` for stdin, or a stored plan: its digest or `store:name@version`.
+        plan: A plan document, `-` for stdin, `git:REVISION:FILE`, or a stored plan: its name, `name@version` or digest.
         input: `name=value`, an input of the run; may be repeated.
         inputs: A JSON or YAML file of inputs; `--input` overrides it.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.

@@ -11,7 +11,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.drafting import Destination
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import version_json
-from plan_adapter.cli.sources import find_run, open_store, tools_of
+from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.gates.approval import os_user
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import StoreError
@@ -63,7 +63,7 @@ async def promote(
     if faults := destination.faults():
         raise UsageError("; ".join(faults))
     async with open_store(Settings()) as store:
-        source_run = await find_run(run, store)
+        source_run = await store.run(run)
         warnings = _warnings(source_run)
         plan = await store.get(source_run.digest)
         others = await _other_plans(source_run, store)

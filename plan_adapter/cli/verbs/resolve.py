@@ -9,7 +9,7 @@ from plan_adapter.cli.answering import AnswerOptions, GateSelector, answer_with_
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.cli.remote import answer_remotely
-from plan_adapter.cli.sources import find_run, open_store
+from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.approval import os_user
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import NotApprovedError
@@ -77,7 +77,7 @@ async def resolve(
     if api:
         return await answer_remotely(selector, options, settings, show=False, as_json=json)
     async with open_store(settings) as store:
-        rollback_due = await is_rollback_due(await find_run(run, store), store)  # the resolution replaces the status message
+        rollback_due = await is_rollback_due(await store.run(run), store)  # the resolution replaces the status message
         found, ended = await _record_resolution(selector, options, store, settings, ends=end)
         has_owner = await store.ledger.owner(found.id) is not None
         unknown = [] if has_owner else await store.outcomes.unknown(found.id)
@@ -123,7 +123,7 @@ async def _record_resolution(
 
     assert selector.step is not None
     assert options.decision in ("done", "again", "abort")
-    run = await find_run(selector.run, store)
+    run = await store.run(selector.run)
     item, label = await item_of(selector, run, store)
     request = await resolution_request(run, selector.step, options.decision, store, settings, item=item, label=label, kind=selector.kind)
     if not selector.matches_digest(request.approval_digest):

@@ -8,7 +8,7 @@ from plan_adapter.cli.drafting import TerminalAsker, call_line, draft_json, prin
 from plan_adapter.cli.editing import edited_plan
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import difference_lines, difference_title, run_json
-from plan_adapter.cli.sources import drafting_tools_of, find_run, is_plan, is_words, model_of, open_store, plan_of, tools_of
+from plan_adapter.cli.sources import drafting_tools_of, is_words, model_of, open_store, plan_of, tools_of
 from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.local.settings import Settings
@@ -44,7 +44,7 @@ async def revise(
 
     Args:
         run: The id of a run, its beginning or end, `last`, or the id of a flow run.
-        plan: The new version: a plan document, `-` for stdin, or a stored plan; or words that say what to change.
+        plan: The new version, named as for `plan run`; or words that say what to change.
         note: Why; it is recorded with the version.
         edit: Open the current plan in your editor (VISUAL, EDITOR) instead.
         tool: With words: a built-in tool that the model may use beside those of the plan; may be repeated.
@@ -63,7 +63,7 @@ async def revise(
         raise UsageError("--tool and --secret are for a model: say in words what to change")
     registry = tools_of(tools or [])
     async with open_store(Settings()) as store:
-        found = await find_run(run, store)
+        found = await store.run(run)
         old = await store.get(found.digest)
         try:
             draft = (
@@ -128,12 +128,12 @@ async def _read_new_version(run: "PlanRun", source: str | None, store: "PlanStor
     """Return the new version from a document, or from the editor if `source` is None."""
     if source is None:
         return await _edit_plan(run, store, tools)
-    if not is_plan(source):
+    try:
+        return await plan_of(source, store)
+    except UsageError as error:
         raise UsageError(
-            f"no such plan: there is no file `{source}`; words for a model are more than one word, in quotes: plan revise {run.id} "
-            '"retry on the other mirror"'
-        )
-    return await plan_of(source, store)
+            f'{error}; words for a model are more than one word, in quotes: plan revise {run.id} "retry on the other mirror"'
+        ) from error
 
 
 async def _edit_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":

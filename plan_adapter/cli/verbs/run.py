@@ -37,8 +37,8 @@ def run(
     worker runs it: the command starts the runbook that `plan deploy` deployed and follows its run. Ctrl-C then stops only following.
 
     Args:
-        plan: A plan document, `-` for stdin, or a stored plan: its digest or `store:name@version`. With `--on-server`: the name of a
-            deployed runbook.
+        plan: A plan document, `-` for stdin, `git:REVISION:FILE`, or a stored plan: its name, `name@version` or digest. With
+            `--on-server`: the name of a deployed runbook.
         input: `name=value`, an input of the run; may be repeated.
         inputs: A JSON or YAML file of inputs; `--input` overrides it.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
@@ -66,10 +66,11 @@ async def _run(source: str, given: dict[str, str], tools: list[str], options: Ru
     from plan_adapter.runs.start import execute_plan
 
     settings = Settings()
-    pending = begin_server(settings, offline=offline)
     async with open_store(settings) as store:
+        plan = await plan_of(source, store)
+        pending = begin_server(settings, offline=offline)
         registry = tools_of(tools)
-        validated = validate(await plan_of(source, store), registry)
+        validated = validate(plan, registry)
         can_ask = is_at_terminal() and not (options.json or options.yes)
         server = await in_daemon_thread(pending.wait) if pending is not None and can_ask and validated.secrets else None
         if can_ask:

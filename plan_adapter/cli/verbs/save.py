@@ -13,7 +13,7 @@ async def save(plan: str, /, *, name: str | None = None, tools: list[str] | None
     """Save a plan in the store, as the next version of its name. A version never changes.
 
     Args:
-        plan: A plan document, `-` for stdin, or a stored plan: its digest or `store:name@version`.
+        plan: A plan document, `-` for stdin, `git:REVISION:FILE`, or a stored plan: its name, `name@version` or digest.
         name: Save it under this name; default: the plan's own.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print one JSON object.

@@ -41,11 +41,9 @@ def _function_tool(source: str) -> "dict[str, JsonValue]":
     """Return a plan as a function tool. Raises InvalidPlanError if its document has problems."""
     # Only for `--tool`.
     from plan_adapter.agent.plan_tools import plan_tool
-    from plan_adapter.cli.sources import is_stored, plan_of, read_plan
+    from plan_adapter.cli.sources import plan_of
 
-    if is_stored(source):
-        return plan_tool(asyncio.run(plan_of(source)))
-    plan, problems = read_plan(source)
-    if plan is None or problems:
+    plan = asyncio.run(plan_of(source))
+    if problems := plan.document_problems:
         raise InvalidPlanError(problems)
     return plan_tool(plan)

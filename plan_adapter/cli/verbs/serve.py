@@ -13,7 +13,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.foreground import begin_server
-from plan_adapter.cli.sources import named_plan, open_store, tools_of
+from plan_adapter.cli.sources import open_store, plan_of, tools_of
 from plan_adapter.cli.verbs.deploy import (
     apply_runbooks,
     checked_runbooks,
@@ -49,7 +49,7 @@ def serve(
     resumes them. Runs that are due while nothing serves the runbook start late, when it is served again.
 
     Args:
-        sources: Plan documents, folders of plan documents, or names of stored plans.
+        sources: Plans, named as for `plan run`, and folders of plan documents.
         cron: Start runs of the runbook by this cron expression: `"0 3 * * *"`.
         interval: Start runs at this interval: `15m`, `6h`, `1d`, or a number of seconds.
         rrule: Start runs by this iCalendar rule.
@@ -76,10 +76,10 @@ async def _serve(
     from plan_adapter.engine.deployments import DeploymentOptions, serve_deployments
 
     settings = Settings()
-    pending = begin_server(settings, offline=False)
-    assert pending is not None
     async with open_store(settings) as store:
-        plans = [plan for source in sources for plan in ([await named_plan(source, store)] if isinstance(source, str) else source)]
+        plans = [plan for source in sources for plan in ([await plan_of(source, store)] if isinstance(source, str) else source)]
+        pending = begin_server(settings, offline=False)
+        assert pending is not None
         refuse_duplicate_names(plans)
         policy = await store.policy.effective(settings)
         runbooks = checked_runbooks(plans, tools_of(tools), policy, {}, DeploymentOptions(schedule=schedule, is_served=True))

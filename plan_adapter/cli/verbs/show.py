@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -12,13 +11,13 @@ from plan_adapter.cli.approval_state import ApprovalState, approval_state_of, ga
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.run_view import run_lines
-from plan_adapter.cli.sources import STDIN, STORE_PREFIX, is_stored, open_store, plan_of
+from plan_adapter.cli.sources import STORE_PREFIX, is_document, open_store, plan_of
 from plan_adapter.cli.verbs.gates import field_text
 from plan_adapter.documents import dump_plan
 from plan_adapter.gates.tool_changes import CodeChange, code_changes
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import plan_digest
-from plan_adapter.model.errors import RunConflictError, StoreError
+from plan_adapter.model.errors import PlanNotFoundError, RunConflictError
 from plan_adapter.model.language import tr
 from plan_adapter.model.readable import code, counted, item_number, one_line, plain
 from plan_adapter.text.commands import ANY_FIELDS, answer_command
@@ -59,8 +58,7 @@ async def show(
     of a tool changed between attempts.
 
     Args:
-        plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run, its beginning or end, `last`, or
-            a plan's digest.
+        plan_or_run: A plan, named as for `plan run`, or a run: its id, the beginning or end of it, or `last`.
         all_: Show everything that is recorded of a run, as Markdown.
         long: Print the document of the plan, or of the plan of the run, without short forms, as the digest covers it.
         draft: Show the draft with that id, with every question to the model and its answer; without an id, list the newest drafts.
@@ -217,7 +215,7 @@ async def find_plan_or_run(source: str) -> "ExecutionPlan | ShownRun":
     from plan_adapter.model.rounds import rounds_of  # only for runs
     from plan_adapter.runs.plan_approval import end_overdue  # imports SQLAlchemy
 
-    if source == STDIN or source.startswith(STORE_PREFIX) or _looks_like_a_file(source):
+    if source.startswith(STORE_PREFIX) or is_document(source):
         return await plan_of(source)
     settings = Settings()
     async with open_store(settings) as store:
@@ -253,18 +251,12 @@ async def find_plan_or_run(source: str) -> "ExecutionPlan | ShownRun":
                 receipts,
             )
         except RunConflictError as no_run:
-            if not is_stored(source):
-                raise UsageError(f"`{source}` is not a file, and {no_run}") from no_run
             try:
                 return await plan_of(source, store)
-            except StoreError as no_plan:
+            except (PlanNotFoundError, UsageError) as no_plan:
                 if no_run.is_ambiguous:  # the plan was not meant
                     raise no_run from None
                 raise UsageError(f"{no_run}; {no_plan}") from no_plan
-
-
-def _looks_like_a_file(source: str) -> bool:
-    return Path(source).suffix != "" or "/" in source or Path(source).exists()
 
 
 def _plan_json(plan: "ExecutionPlan", digest: str) -> dict[str, Any]:

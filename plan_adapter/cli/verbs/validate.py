@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
-from plan_adapter.cli.sources import documents_in, is_stored, pin, plan_of, read_plan, tools_of
+from plan_adapter.cli.sources import documents_in, plan_of, tools_of
 from plan_adapter.documents import is_test_file
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.problems import Problem
@@ -23,7 +23,7 @@ def validate(*plans: Annotated[str, Parameter(name="PLAN")], tools: list[str] | 
     """Find every problem in a plan before it runs: file:line:column, the code of the problem, what is wrong and how to fix it.
 
     Args:
-        plans: Plan documents: paths, folders, `-` for stdin, or stored plans. Test files (NAME.test.yaml) are checked as well.
+        plans: Plans, named as for `plan run`, and folders of plan documents. Test files (NAME.test.yaml) are checked as well.
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
         json: Print each problem as a JSON object, and one line per plan.
     """
@@ -47,15 +47,12 @@ def _expand_folder(name: str) -> list[str]:
 
 
 def _find_problems(source: str, registry: "ToolRegistry") -> list[Problem]:
-    if is_stored(source):
-        return lint(asyncio.run(plan_of(source)), registry)
     if is_test_file(source):
         return _test_file_problems(source, registry)
-    plan, problems = read_plan(source)
-    if plan is None:
-        return problems
-    pin(plan)
-    return lint(plan, registry)
+    try:
+        return lint(asyncio.run(plan_of(source)), registry)
+    except InvalidPlanError as error:
+        return error.problems
 
 
 def _test_file_problems(source: str, registry: "ToolRegistry") -> list[Problem]:

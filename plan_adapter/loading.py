@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import plan_adapter.documents as documents
 from plan_adapter.documents.recorded_runs import keep_history
-from plan_adapter.model.errors import InvalidPlanError, PlanNotFoundError, StoreError
+from plan_adapter.model.errors import InvalidPlanError, NotStoredError, StoreError
 from plan_adapter.model.problems import Problem
 from plan_adapter.twins import run_sync
 from plan_adapter.validation.fresh import MAX_SUB_PLANS, too_deep_problem
@@ -32,7 +32,7 @@ async def stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     if not at:
         return await store.get(reference)
     if not version.isdecimal():
-        raise PlanNotFoundError(f"`{source}`: a version is a number, as in `{STORE_PREFIX}{name}@3`")
+        raise NotStoredError(f"`{source}`: a version is a number, as in `{STORE_PREFIX}{name}@3`")
     return await store.get(name, version=int(version))
 
 
@@ -172,7 +172,7 @@ async def _pinned_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
 
     plan = await store.get(digest[1])
     if not plan_digest(plan).startswith(digest[1]):
-        raise PlanNotFoundError(f"no plan has a digest that begins with {digest[1]}")
+        raise NotStoredError(f"no plan has a digest that begins with {digest[1]}")
     return plan
 
 

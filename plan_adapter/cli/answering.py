@@ -384,11 +384,11 @@ async def item_of(selector: GateSelector, run: PlanRun, store: "PlanStore") -> t
 
 
 async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore") -> str:
-    """Return why no gate is open, and what to type."""
+    """Return why no gate is open, and what to type. Raises UsageError for an unknown step."""
     from plan_adapter.cli.foreground import next_command_of  # only where no gate is open
 
     if selector.step is not None and selector.step not in [step.id for step in run.steps]:
-        return f"run {run.id} has no step `{selector.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
+        raise UsageError(f"run {run.id} has no step `{selector.step}`; steps: {', '.join(step.id for step in run.steps[:20])}")
     gates = await store.gates.find(run_id=run.id, open_only=False)
     if selector.step is not None and any(gate.step_id is None and gate.end is None for gate in gates):
         plan_gate = next(gate for gate in gates if gate.step_id is None and gate.end is None)

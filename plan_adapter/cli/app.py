@@ -156,7 +156,8 @@ def help_text() -> str:
             *groups,
             f"Options:\n{_format_columns(OPTIONS, max(len(name) for name, _ in OPTIONS))}",
             "Exit codes: 0 done, 1 a step failed, 2 usage or invalid plan, 3 rejected or expired, 4 cancelled, 5 timed out,\n"
-            "6 waiting for an approval, 7 an outcome is unknown, 130 interrupted",
+            "6 waiting for an approval, 7 an outcome is unknown, 8 not in that state, 9 store or server unavailable,\n"
+            "10 not allowed, 130 interrupted",
         ]
     )
 
@@ -222,7 +223,7 @@ def _report_error(error: Exception, *, as_json: bool) -> int:
     from cyclopts import CycloptsError, UnusedCliTokensError
     from pydantic import ValidationError
 
-    from plan_adapter.model.errors import InvalidPlanError, PlanAdapterError
+    from plan_adapter.model.errors import ApprovalRequiredError, InvalidPlanError, NotStoredError, PlanAdapterError, RunNotFoundError
 
     if isinstance(error, InvalidPlanError):
         output.problems(error.problems, as_json=as_json, to_stdout=False)
@@ -237,7 +238,8 @@ def _report_error(error: Exception, *, as_json: bool) -> int:
     if isinstance(error, UsageError):
         return _print_error("usage", str(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, PlanAdapterError):
-        return _print_error(type(error).__name__, str(error), code_of_error(error), as_json=as_json)
+        kind = next(cls for cls in type(error).__mro__ if cls not in (ApprovalRequiredError, NotStoredError, RunNotFoundError))
+        return _print_error(kind.__name__, str(error), code_of_error(error), as_json=as_json)
     message = " ".join(traceback.format_exception_only(error)[-1].split())
     traceback_file = output.save_traceback(error)
     where = f"the traceback is in {traceback_file}, and {DEBUG_HINT}" if traceback_file is not None else DEBUG_HINT

@@ -13,12 +13,15 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILED = 1  # a step failed: the run is failed or partial; or its store was lost in the middle
-    USAGE = 2  # wrong usage, an invalid plan, a store or server that cannot be used
+    USAGE = 2  # wrong usage or an invalid plan; nothing was done
     REJECTED = 3  # rejected, or its approval expired
     CANCELLED = 4
     TIMED_OUT = 5
-    WAITING = 6  # for an approval, or the caller may not do this; nothing was done
+    WAITING = 6  # for an approval
     UNKNOWN = 7  # the outcome of a write is unknown and waits for a person
+    WRONG_STATE = 8  # the run, gate or record is not in the state that this needs, or another process owns it
+    UNAVAILABLE = 9  # the store, the Prefect server or the model cannot be used
+    NOT_ALLOWED = 10  # to this person, by the policy, or for content that differs from what was approved
     INTERRUPTED = 130  # Ctrl-C
 
 
@@ -28,14 +31,25 @@ class UsageError(Exception):
 
 def code_of_error(error: Exception) -> ExitCode:
     """Return the exit code for an error, the same for every verb."""
-    from plan_adapter.model.errors import NotApprovedError, RunConflictError, StoreLostError  # only for a command that failed
+    from plan_adapter.model import errors  # only for a command that failed
 
-    if isinstance(error, NotApprovedError):
-        return ExitCode.WAITING
-    if isinstance(error, StoreLostError):
-        return ExitCode.FAILED
-    is_unapproved = isinstance(error, RunConflictError) and error.ended in ("rejected", "expired")
-    return ExitCode.REJECTED if is_unapproved else ExitCode.USAGE
+    match error:
+        case errors.ApprovalRequiredError():
+            return ExitCode.WAITING
+        case errors.NotApprovedError():
+            return ExitCode.NOT_ALLOWED
+        case errors.RunNotFoundError() | errors.NotStoredError():
+            return ExitCode.USAGE
+        case errors.RunConflictError():
+            return ExitCode.REJECTED if error.ended in ("rejected", "expired") else ExitCode.WRONG_STATE
+        case errors.LeaseLostError():
+            return ExitCode.WRONG_STATE
+        case errors.StoreLostError():
+            return ExitCode.FAILED
+        case errors.StoreError() | errors.NoServerError() | errors.ModelError():
+            return ExitCode.UNAVAILABLE
+        case _:
+            return ExitCode.USAGE
 
 
 async def code_with_rollbacks(run: "PlanRun", store: "PlanStore") -> ExitCode:

@@ -17,7 +17,7 @@ from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.documents import is_test_file, read_document, read_file, read_mapping
 from plan_adapter.loading import STORE_PREFIX, pin_files, pin_stored, stored_plan
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.errors import InvalidPlanError, ModelError, PlanNotFoundError
+from plan_adapter.model.errors import InvalidPlanError, ModelError, NotStoredError
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import one_line, safe_name
 from plan_adapter.model.status import PlanStatus
@@ -144,11 +144,11 @@ async def plan_of(source: str, store: "PlanStore | None" = None) -> "ExecutionPl
 
 
 async def _stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
-    """Return a stored plan. Raises PlanNotFoundError, and UsageError if a name could also be a mistyped file."""
+    """Return a stored plan. Raises NotStoredError, and UsageError if a name could also be a mistyped file."""
     digest = _DIGEST.fullmatch(source)
     try:
         return await (stored_plan(source, store) if digest is None else store.get(digest[1]))
-    except PlanNotFoundError as error:
+    except NotStoredError as error:
         if digest is not None or source.startswith(STORE_PREFIX) or "@" in source:
             raise
         raise UsageError(f"there is no file `{source}`, and {error}") from error

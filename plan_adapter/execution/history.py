@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias, get_args
 
 from plan_adapter.model import graph
-from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.errors import RunConflictError, RunNotFoundError
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.record import Attempt, Receipt, StepEnd
@@ -86,11 +86,12 @@ def _requested_steps(dependencies: graph.Graph, record: Record, request: ResumeO
 
 def _check_request(dependencies: graph.Graph, record: Record, request: ResumeOptions) -> None:
     named = [*([request.from_step] if request.from_step is not None else []), *request.skipped]
-    problems = [_no_such_step(step_id, dependencies) for step_id in dict.fromkeys(named) if step_id not in dependencies]
-    problems += [f"`{step_id}` has succeeded: it cannot be skipped" for step_id in request.skipped if step_id in record.succeeded]
+    if unknown := [_no_such_step(step_id, dependencies) for step_id in dict.fromkeys(named) if step_id not in dependencies]:
+        raise RunNotFoundError("; ".join(unknown))
+    problems = [f"`{step_id}` has succeeded: it cannot be skipped" for step_id in request.skipped if step_id in record.succeeded]
     problems += [f"`{step_id}` is skipped without a reason" for step_id, why in request.skipped.items() if not why.strip()]
     first = request.from_step
-    if first is not None and first in dependencies:
+    if first is not None:
         if first in record.succeeded:
             problems.append(f"`{first}` has succeeded, and is never run again in this run: start a new run")
         if first in request.skipped:

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from plan_adapter.gates.approval import Approver, answer_to
 from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision
-from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.errors import ApprovalRequiredError
 
 CallbackAnswer: TypeAlias = Decision | bool | tuple[Decision, str] | Approval | Mapping[str, JsonValue]
 """An answer from a function.
@@ -126,6 +126,6 @@ class PrefectApprover:
 
     async def ask(self, request: ApprovalRequest) -> Approval:
         """Raise NotApprovedError, because there is no form without a flow run."""
-        raise NotApprovedError(
+        raise ApprovalRequiredError(
             f"`{request.name}` needs an approval, and without a flow run there is no form to answer: run it with a Prefect server"
         )

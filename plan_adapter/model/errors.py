@@ -2,10 +2,13 @@
 
 PlanAdapterError
 ├── InvalidPlanError      correct the plan or its inputs: every problem is in `.problems`
-├── NotApprovedError      there is no valid approval, or the caller may not do this; the message says which
+├── NotApprovedError      the caller may not do this, or an approval is not valid; the message says which
+│   └── ApprovalRequiredError    … until a person has approved exactly this content
 ├── NoServerError         start or reach a Prefect server, or run with `offline=True`
 ├── RunConflictError      the run is in another state, or another process owns it
+│   └── RunNotFoundError  … or there is no run with this id, or several, or it has no such gate, step, item or field
 ├── StoreError            the database cannot be used; the message says why and what to do
+│   ├── NotStoredError        … or has no plan, draft or standing approval with this name, version or id
 │   ├── StoreSettingsError    … as it is configured: correct a setting, or upgrade the store
 │   ├── LeaseLostError    … for this run, because another process has taken it over
 │   └── StoreLostError    … because its file was deleted, moved, replaced or truncated while in use
@@ -43,7 +46,11 @@ class InvalidPlanError(PlanAdapterError):
 
 
 class NotApprovedError(PlanAdapterError):
-    """The plan requires an approval of exactly this content, and there is none."""
+    """The caller may not do this, or an approval is not valid: of other content, expired, used, or badly signed."""
+
+
+class ApprovalRequiredError(NotApprovedError):
+    """The plan or the call requires an approval of exactly this content, and nobody has given one yet."""
 
 
 class NoServerError(PlanAdapterError):
@@ -51,14 +58,22 @@ class NoServerError(PlanAdapterError):
 
 
 class RunConflictError(PlanAdapterError):
-    """The run does not exist, has ended, or is owned by another process. `ended` is the reason of a run that has ended, if known.
+    """The run has ended, is in another state, or is owned by another process. `ended` is the reason of a run that has ended, if known."""
 
-    `is_ambiguous`: several runs have an id that fits.
+    def __init__(self, message: str, *, ended: str | None = None) -> None:
+        """Store why the run ended."""
+        self.ended = ended
+        super().__init__(message)
+
+
+class RunNotFoundError(RunConflictError):
+    """There is no run with this id, or it has no such gate, step, item or field.
+
+    `is_ambiguous`: several runs have an id that begins or ends so.
     """
 
-    def __init__(self, message: str, *, ended: str | None = None, is_ambiguous: bool = False) -> None:
-        """Store why the run ended, and whether several were meant."""
-        self.ended = ended
+    def __init__(self, message: str, *, is_ambiguous: bool = False) -> None:
+        """Store whether several runs have an id that fits."""
         self.is_ambiguous = is_ambiguous
         super().__init__(message)
 
@@ -67,8 +82,8 @@ class StoreError(PlanAdapterError):
     """The store cannot be opened, read or written."""
 
 
-class PlanNotFoundError(StoreError):
-    """The store has no plan with this name, version or digest."""
+class NotStoredError(StoreError):
+    """The store has no plan, draft or standing approval with this name, version, digest or id."""
 
 
 class StoreSettingsError(StoreError):

@@ -22,7 +22,7 @@ from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.local.secrets import SecretChain
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval, Gate, GatePolicy
-from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.errors import ApprovalRequiredError, NotApprovedError, RunConflictError
 from plan_adapter.model.language import language_of, speaking
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import one_line
@@ -63,7 +63,7 @@ async def missing_approval_error(bound: BoundPlan, store: PlanStore, settings: S
     plan, stale = bound.validated.plan, list[str]()
     if run is not None:
         _, stale = await earlier_answer_notices(await _answers(run, bound, store), plan, run, store, settings)
-    return NotApprovedError(
+    return ApprovalRequiredError(
         "".join(f"{notice}; " for notice in stale)
         + f"`{plan.name}` requires an approval of {bound.approval_digest[:12]}…: pass `approval=approve(plan, …)` "
         "or an approver, or set `options: {require_approval: false}` in the plan"
@@ -98,7 +98,7 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
                 return await end_rejected(run, answer, keeper.store)
             case "request_changes":
                 if keeper.has_answered(bound.approval_digest) and not keeper.run_request.asks_in_form:  # else this never ends
-                    raise NotApprovedError(f"{changes_text(answer)}; submit a new version with `plan revise {run.id} FILE`")
+                    raise ApprovalRequiredError(f"{changes_text(answer)}; submit a new version with `plan revise {run.id} FILE`")
             case _:
                 assert_never(answer.decision)
 
@@ -242,7 +242,7 @@ async def _check_given_answer(given: Approval, bound: BoundPlan, run: PlanRun, k
     policy = await keeper.store.policy.effective(keeper.run_request.settings)
     gate_policy = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
     if given.decision == "request_changes":
-        raise NotApprovedError(changes_text(given))
+        raise ApprovalRequiredError(changes_text(given))
     if given.approval_digest == bound.approval_digest:
         if given.known_by in ("ssh_signature", "totp"):
             raise NotApprovedError("signatures and codes are accepted only at a gate: start the run, then answer there")

@@ -23,7 +23,7 @@ from plan_adapter.gates.gate import changes_text, expiry_message, new_gate
 from plan_adapter.gates.identity import identity_of_author
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.model.approvals import Approval, Gate
-from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.errors import ApprovalRequiredError, NotApprovedError, RunConflictError
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import Input
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
@@ -82,7 +82,7 @@ class CallGates:
         """
         keeper, answers = self.keeper, await self._answers(call) if answers is None else answers
         if answers and answers[-1].decision == "request_changes" and keeper.has_answered(call.approval_digest) and not self._asks_others:
-            raise NotApprovedError(changes_text(answers[-1]))  # asking again would never end
+            raise ApprovalRequiredError(changes_text(answers[-1]))  # asking again would never end
         gate = await keeper.open(await self._draft_gate(call, answers), timeout_ms=self._plan.gate_timeout_ms(call.step))
         closed = await keeper.collect_answer(gate) or await self._wait_until_closed(gate, call)
         return None if closed is None else await self._answer_at(closed, call)

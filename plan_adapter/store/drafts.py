@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select, update
 from plan_adapter.expressions.template import map_texts
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.drafts import ConstraintCheck, Draft, ModelCall, PlanRequest, Usage
-from plan_adapter.model.errors import StoreError
+from plan_adapter.model.errors import NotStoredError
 from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import without_passwords
@@ -80,7 +80,9 @@ class Drafts(StorePart):
         query = plans.seen_by(self.tenant_id, select(drafts), drafts).where(drafts.c.id.startswith(id_prefix, autoescape=True)).limit(2)
         rows = connection.execute(query).mappings().all()
         if len(rows) != 1:
-            raise StoreError(f"{'several drafts begin' if rows else 'no draft begins'} with `{id_prefix}`; `plan show --draft` lists them")
+            raise NotStoredError(
+                f"{'several drafts begin' if rows else 'no draft begins'} with `{id_prefix}`; `plan show --draft` lists them"
+            )
         row = rows[0]
         draft = _draft_of(row)
         draft.calls = _calls_of(connection, draft_id=row["id"])

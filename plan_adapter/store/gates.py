@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
 from plan_adapter.model.approvals import Approval, Gate, GateEnd, GatePolicy
-from plan_adapter.model.errors import NotApprovedError, PlanAdapterError, RunConflictError
+from plan_adapter.model.errors import NotApprovedError, PlanAdapterError, RunConflictError, RunNotFoundError
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import Input
 from plan_adapter.model.readable import call_name, one_line
@@ -155,7 +155,7 @@ class Gates(StorePart):
         """Record where the gate's form is shown. Without a `keyset`, Prefect shows the gate without a form."""
         changed = connection.execute(update(gates).where(_has_id(gate_id, self.tenant_id)).values(flow_run_id=flow_run_id, keyset=keyset))
         if not changed.rowcount:
-            raise RunConflictError(f"there is no gate {gate_id}")
+            raise RunNotFoundError(f"there is no gate {gate_id}")
         signal(connection)
 
     @reads
@@ -219,7 +219,7 @@ def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) 
 def _find(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
     row = connection.execute(select(gates).where(_has_id(gate_id, tenant))).mappings().first()
     if row is None:
-        raise RunConflictError(f"there is no gate {gate_id}")
+        raise RunNotFoundError(f"there is no gate {gate_id}")
     return gate_of(row)
 
 
@@ -238,7 +238,7 @@ def _lock_run(connection: Connection, tenant: str | None, run_id: str) -> Row:
     query = seen_by(tenant, select(runs).where(runs.c.id == run_id), runs)
     row = connection.execute(query.with_for_update(key_share=True)).mappings().first()
     if row is None:
-        raise RunConflictError(f"there is no run {run_id}")
+        raise RunNotFoundError(f"there is no run {run_id}")
     if row["status"] in _ENDED:
         raise RunConflictError(f"run {run_id} has ended (it is {row['status']}): it opens no gate until it is resumed")
     return row

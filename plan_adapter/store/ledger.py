@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.model.approvals import Approval
 from plan_adapter.model.canonical import canonical_document
-from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.errors import RunConflictError, RunNotFoundError
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import ExecutionPlan
@@ -93,7 +93,7 @@ class RunLedger(StorePart):
         statement = update(runs).where(*matches(run.id, self.tenant_id)).values(**_mutable_columns(run), updated_at=database_now())
         row = connection.execute(statement.returning(runs)).mappings().first()
         if row is None:
-            raise RunConflictError(f"there is no run {run.id}")
+            raise RunNotFoundError(f"there is no run {run.id}")
         if claim is not None:
             leases.require(connection, run.id, claim.epoch)
         if run.status is not PlanStatus.EXECUTING:
@@ -123,7 +123,7 @@ class RunLedger(StorePart):
         locked = select(runs.c.status, runs.c.cancel_reason).where(*matches(run.id, self.tenant_id)).with_for_update(key_share=True)
         row = connection.execute(locked).mappings().first()
         if row is None:
-            raise RunConflictError(f"there is no run {run.id}")
+            raise RunNotFoundError(f"there is no run {run.id}")
         tombstones.refuse_erased(connection, run.id)
         owner = HostProcess.this()
         claim = leases.take(connection, run.id, owner, context_columns=context_columns(run), seconds=self.lease_seconds)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, func, select, update
 
 from plan_adapter.execution.history import skipped_by
 from plan_adapter.model.approvals import OperatorRequestKind
-from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.errors import RunConflictError, RunNotFoundError
 from plan_adapter.store import runs
 from plan_adapter.store.database.columns import database_now, now_of
 from plan_adapter.store.database.database import StorePart, reads, signal
@@ -82,7 +82,7 @@ class OperatorRequests(StorePart):
     def digest_of(self, connection: Connection, run_id: str, kind: OperatorRequestKind, steps: Sequence[str]) -> str:
         """Return the digest of this request for `OperatorRequest.digest` and its signature. Without `steps`, it is about the run.
 
-        Raises RunConflictError for an unknown step.
+        Raises RunNotFoundError for an unknown step.
         """
         run = runs.row_of(connection, self.tenant_id, run_id)
         return request_digest(run["id"], _next_number(connection, run["id"]), kind, _subjects(connection, run, steps))
@@ -126,7 +126,7 @@ def _subjects(connection: Connection, run: Row, steps: Sequence[str]) -> list[Su
         return [Subject(None, run["digest"])]
     digests = _step_digests(connection, run)
     if unknown := [step_id for step_id in steps if step_id not in digests]:
-        raise RunConflictError("; ".join(f"no step of run {run['id']} is called `{step_id}`" for step_id in unknown))
+        raise RunNotFoundError("; ".join(f"no step of run {run['id']} is called `{step_id}`" for step_id in unknown))
     return [Subject(step_id, digests[step_id]) for step_id in steps]
 
 

@@ -17,7 +17,7 @@ from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
 from plan_adapter.execution.rollback_units import rolled_back_items
 from plan_adapter.model.approvals import Resolution
-from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.errors import RunConflictError, RunNotFoundError
 from plan_adapter.model.host_process import HostProcess, marked_leaders
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
@@ -269,10 +269,10 @@ def _manual_attempt(connection: Connection, run: Row, call: CallPlace, *, at: da
     plan = plans.of_run(connection, run)
     step = plan.find_step(call.step_id)
     if step is None:
-        raise RunConflictError(f"no step of run {run['id']} is called `{call.step_id}`")
+        raise RunNotFoundError(f"no step of run {run['id']} is called `{call.step_id}`")
     if step.inner:
         names, what = ", ".join(f"`{inner_step.id}`" for inner_step in step.inner[:5]), "is a group" if step.is_group else "runs a plan"
-        raise RunConflictError(f"`{step.id}` {what} and calls no tool: name one of its steps, {names}")
+        raise RunNotFoundError(f"`{step.id}` {what} and calls no tool: name one of its steps, {names}")
     if step.ask is not None:
         raise RunConflictError(f"`{step.id}` asks a question: answer it with `plan answer {run['id']} {step.id}`")
     if step.goal is not None and call.item is not None:
@@ -285,7 +285,7 @@ def _manual_attempt(connection: Connection, run: Row, call: CallPlace, *, at: da
             raise RunConflictError(f"`{step.id}` declares no rollback: there is nothing to resolve")
         tool_name = step.rollback.tool_name
     if (step.for_each is not None or step.group is not None) and call.item is None:
-        raise RunConflictError(f"`{call.name()}` is called once per item: name an item with --item")
+        raise RunNotFoundError(f"`{call.name()}` is called once per item: name an item with --item")
     history = history_of(connection, run["id"])
     made = history.calls(call.kind)
     if call.unit in made.succeeded:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from sqlalchemy import JSON, Connection, Select, Table, and_, cast, func, insert, select, text, true
 
 from plan_adapter.model.canonical import canonical_document, canonical_json
-from plan_adapter.model.errors import PlanNotFoundError, StoreError
+from plan_adapter.model.errors import NotStoredError, StoreError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.record import RunContext
@@ -185,13 +185,13 @@ def get(connection: Connection, tenant: str | None, name_or_digest: str, version
     if found:
         return _load(connection, tenant, found[0].digest)
     if version is not None:
-        raise PlanNotFoundError(f"there is no version {version} of a plan `{name_or_digest}`")
+        raise NotStoredError(f"there is no version {version} of a plan `{name_or_digest}`")
     if len(digests) > 1:
-        raise PlanNotFoundError(f"`{name_or_digest}` begins the digests of several plans: {', '.join(digests)}")
+        raise NotStoredError(f"`{name_or_digest}` begins the digests of several plans: {', '.join(digests)}")
     if not digests:
         hint = did_you_mean(name_or_digest, names(connection, tenant))
         digest = ", and no digest begins with it" if _HEX.fullmatch(name_or_digest) else ""
-        raise PlanNotFoundError(f"no stored plan is called `{name_or_digest}`{digest}; {hint or '`plan save FILE` stores one'}")
+        raise NotStoredError(f"no stored plan is called `{name_or_digest}`{digest}; {hint or '`plan save FILE` stores one'}")
     return _load(connection, tenant, digests[0])
 
 

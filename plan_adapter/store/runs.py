@@ -11,7 +11,7 @@ from plan_adapter.execution.items import recorded_group_items
 from plan_adapter.execution.rollback_status import recorded_report
 from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.execution.run_status import ended_status
-from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.errors import RunConflictError, RunNotFoundError
 from plan_adapter.model.record import LAST, MIN_END_CHARACTERS, PlanRun, RunContext, StepRun, why_too_short
 from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.store import gates, leases
@@ -42,7 +42,7 @@ def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str,
     query = select(runs.c.status).where(*matches(run_id, tenant))
     row = connection.execute(query.with_for_update(key_share=True)).mappings().first()
     if row is None:
-        raise RunConflictError(f"there is no run {run_id}")
+        raise RunNotFoundError(f"there is no run {run_id}")
     if row["status"] not in UNENDED:
         raise RunConflictError(f"run {run_id} has ended: it is {row['status']}")
     audit_entries = record_cancel_request(connection, tenant, run_id, reason, rollback=rollback)
@@ -78,20 +78,20 @@ def row_of(connection: Connection, tenant: str | None, name: str, *columns: Colu
     """Return the row of the run with this id, the only one whose id begins or ends so, or for `last` the newest one.
 
     The id can also be that of the run's flow run in Prefect, or of the flow run of one of its gates. `columns` limits the result to these
-    columns, which must include `id`. Raises RunConflictError. All that takes a run finds it here.
+    columns, which must include `id`. Raises RunNotFoundError. All that takes a run finds it here.
     """
     wanted = select(*(columns or runs.c))
     if name == LAST:
         newest = wanted.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(1)
         row = connection.execute(seen_by(tenant, newest, runs)).mappings().first()
         if row is None:
-            raise RunConflictError("there is no last run: the store has no run yet")
+            raise RunNotFoundError("there is no last run: the store has no run yet")
         return row
     exact = connection.execute(seen_by(tenant, wanted.where(runs.c.id == name), runs)).mappings().first()
     if exact is not None:
         return exact
     if (short := why_too_short(name)) is not None:
-        raise RunConflictError(short)
+        raise RunNotFoundError(short)
     query = wanted.where(is_named(runs.c.id, name)).order_by(runs.c.id).limit(6)
     found: Sequence[Row] = connection.execute(seen_by(tenant, query, runs)).mappings().all()
     if not found and (run_id := _run_of_flow_run(connection, tenant, name)) is not None:
@@ -100,10 +100,10 @@ def row_of(connection: Connection, tenant: str | None, name: str, *columns: Colu
         too_short = f"; give at least {MIN_END_CHARACTERS} characters of its end" if len(name) < MIN_END_CHARACTERS else ""
         gone = [tombstone for tombstone in tombstones.of_run(connection, tenant, name) if tombstone.kind == "pruned"]
         pruned = f": {gone[0]}; `plan runs verify {gone[0].run_id}` shows its tombstone" if gone else ""
-        raise RunConflictError(f"no run has the id `{name}`, or an id that begins or ends with it{too_short}{pruned}")
+        raise RunNotFoundError(f"no run has the id `{name}`, or an id that begins or ends with it{too_short}{pruned}")
     if len(found) > 1:
         shown = ", ".join(row["id"] for row in found[:5]) + (", …" if len(found) > 5 else "")
-        raise RunConflictError(f"several runs have an id that begins or ends with `{name}`: {shown}", is_ambiguous=True)
+        raise RunNotFoundError(f"several runs have an id that begins or ends with `{name}`: {shown}", is_ambiguous=True)
     return found[0]
 
 

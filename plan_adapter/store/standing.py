@@ -4,7 +4,7 @@ from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
 
 from plan_adapter.model.approvals import Approval, StandingApproval
-from plan_adapter.model.errors import NotApprovedError, RunConflictError, StoreError
+from plan_adapter.model.errors import NotApprovedError, NotStoredError, RunNotFoundError
 from plan_adapter.model.plan import new_id
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import RunContext
@@ -54,9 +54,9 @@ class StandingApprovals(StorePart):
         query = seen_by(self.tenant_id, wanted, standing_approvals).order_by(standing_approvals.c.id).limit(6)
         found = list(connection.scalars(query)) if id_prefix else []
         if not found:
-            raise StoreError(f"no standing approval has the id `{id_prefix}`, or an id that begins with it")
+            raise NotStoredError(f"no standing approval has the id `{id_prefix}`, or an id that begins with it")
         if len(found) > 1:
-            raise StoreError(f"several standing approvals begin with `{id_prefix}`: {', '.join(found[:5])}")
+            raise NotStoredError(f"several standing approvals begin with `{id_prefix}`: {', '.join(found[:5])}")
         same = standing_approvals.c.id == found[0]
         ends = update(standing_approvals).where(same, standing_approvals.c.revoked_at.is_(None))
         connection.execute(ends.values(revoked_at=database_now(), revoked_by=by))
@@ -72,7 +72,7 @@ class StandingApprovals(StorePart):
         query = seen_by(self.tenant_id, select(runs).where(runs.c.id == run_id), runs)
         run = connection.execute(query.with_for_update(key_share=True)).mappings().first()
         if run is None:
-            raise RunConflictError(f"there is no run {run_id}")
+            raise RunNotFoundError(f"there is no run {run_id}")
         same = and_(standing_approvals.c.id == standing_id, standing_approvals.c.tenant_id == run["tenant_id"])
         before = _used_before(connection, standing_id, run_id, approval_digest)
         # One statement: if two runs want the last use at once, the second one finds it gone.

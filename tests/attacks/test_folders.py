@@ -250,7 +250,7 @@ def test_the_store_of_an_unsafe_home_is_refused_with_the_fix(
     home: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None], why: str, fix: str
 ) -> None:
     spoil(home)
-    assert main(["runs"]) == 2
+    assert main(["runs"]) == 9
     err = capsys.readouterr().err
     assert "is not opened: " in err
     for text in (why, fix):
@@ -335,7 +335,7 @@ def test_a_world_writable_store_outside_the_home_is_refused(
     assert (mode(file.parent), mode(file)) == (0o700, 0o600)
     file.chmod(0o666)
     capsys.readouterr()
-    assert main(["runs"]) == 2
+    assert main(["runs"]) == 9
     assert f"chmod 600 {file}" in capsys.readouterr().err
 
 

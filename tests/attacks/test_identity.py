@@ -47,7 +47,7 @@ def test_an_answer_in_the_name_of_another_account_is_refused(tmp_path: Path) -> 
     run_id = begun.last["id"]
     for answer, name in itertools.product((("approve", run_id, "--yes"), ("reject", run_id)), ((), ("--by", "ana"))):
         refused = plan(*answer, *name, "--json", cwd=tmp_path, **FORGED_NAMES)
-        assert refused.code == (2 if name else 6), refused.out + refused.err
+        assert refused.code == (2 if name else 10), refused.out + refused.err
     assert plan("show", run_id, "--json", cwd=tmp_path).last["status"] == "pending_approval"
     exported = plan("export", run_id, "--json", cwd=tmp_path)
     assert [row for row in document_of(exported.out)["audit"] if row["by"] == "ana" and row["known_by"] == "os_user"] == []
@@ -56,7 +56,7 @@ def test_an_answer_in_the_name_of_another_account_is_refused(tmp_path: Path) -> 
 def test_operators_are_checked_against_the_real_account(tmp_path: Path) -> None:
     document = {**PLAN_FOR_ANA, "options": {"require_approval": False}, "approval": {"operators": ["ana"]}}
     refused = plan("run", write_plan(tmp_path, document), "--offline", "--json", cwd=tmp_path, **FORGED_NAMES)
-    assert refused.code == 6
+    assert refused.code == 10
     assert f"{ME} may not run" in refused.err
 
 
@@ -157,7 +157,7 @@ def test_a_seed_is_shown_once_and_stored_nowhere_else_in_clear(tmp_path: Path) -
     assert home / "totp.key" in files
     assert [path for path in files if seed.encode() in path.read_bytes()] == []
     again = plan("enroll", "bo", "--force", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home), **FORGED_NAMES | {"LOGNAME": "bo", "USER": "bo"})
-    assert (again.code, f"{ME} may not enroll bo; allowed: bo" in again.err) == (6, True)
+    assert (again.code, f"{ME} may not enroll bo; allowed: bo" in again.err) == (10, True)
 
 
 def test_a_person_can_replace_their_own_seed(tmp_path: Path) -> None:

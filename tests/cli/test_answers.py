@@ -49,7 +49,7 @@ def test_a_second_answer_is_refused_and_the_error_shows_the_first(plan: Plan) ->
     run_id = waiting(plan)
     assert plan("approve", run_id, "--yes").code == 0
     result = plan("reject", run_id)
-    assert result.code == 2
+    assert result.code == 8
     assert f"{ME} answered at" in result.err
     assert result.err.splitlines()[0].endswith(f": approve; `plan resume {run_id} --offline` resumes it")
 
@@ -57,7 +57,7 @@ def test_a_second_answer_is_refused_and_the_error_shows_the_first(plan: Plan) ->
 def test_a_refused_answer_says_who_may_answer(plan: Plan) -> None:
     run_id = waiting(plan, approval={"approvers": ["ana"], "self_approval": False})
     result = plan("approve", run_id, "--json", "--yes")
-    assert (result.code, result.lines) == (6, [{"error": "NotApprovedError", "message": f"{ME} may not answer here; only ana may"}])
+    assert (result.code, result.lines) == (10, [{"error": "NotApprovedError", "message": f"{ME} may not answer here; only ana may"}])
     assert len(plan("gates", "--json").lines) == 1
 
     async def last() -> tuple[str, str | None, str | None]:
@@ -75,18 +75,18 @@ def test_the_error_names_the_next_command_if_no_gate_is_open(plan: Plan) -> None
     assert result.err == f"plan: step `greet` of run {run_id} does not wait yet; the plan itself does: `{command}`\n"
     run_id = plan("run", document(step("b", "fail"), **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS).run["id"]
     result = plan("approve", run_id, "--yes")
-    assert (result.code, f"run {run_id} does not wait for an answer; it is Failed" in result.err) == (2, True)
+    assert (result.code, f"run {run_id} does not wait for an answer; it is Failed" in result.err) == (8, True)
     assert f"`plan resume {run_id} --offline` resumes it" in result.err
 
 
 def test_an_open_gate_keeps_its_approvers_whatever_groups_the_resuming_process_has(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = waiting(plan, approval={"approvers": ["sre", "ana"]})
-    assert plan("approve", run_id, "--yes").code == 6
+    assert plan("approve", run_id, "--yes").code == 10
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME], "others": ["bo"]}))
     assert plan("resume", run_id, "--offline", "--detach", *TOOLS).code == 6
-    assert plan("approve", run_id, "--yes").code == 6
+    assert plan("approve", run_id, "--yes").code == 10
     result = plan("resume", run_id, "--offline", "--yes", *TOOLS)
-    assert (result.code, f"{ME} may not answer here; only sre, ana may" in result.err) == (6, True)
+    assert (result.code, f"{ME} may not answer here; only sre, ana may" in result.err) == (10, True)
     assert "; only sre, ana may answer" in plan("show", run_id, "--all").out
     run_id = waiting(plan, approval={"approvers": ["others", "sre", "ana"]})
     assert "`ana` may answer as a person:" in plan("approve", run_id, "--show").out
@@ -106,18 +106,18 @@ def test_doctor_lists_approvers_that_are_not_groups(plan: Plan, monkeypatch: pyt
 
 def test_an_answer_without_valid_proof_leaves_the_run_waiting(plan: Plan) -> None:
     result = plan("approve", waiting(plan), "--code", "123456", "--yes")
-    assert (result.code, f"{ME} has no one-time codes: set them up with `plan enroll {ME}`" in result.err) == (6, True)
+    assert (result.code, f"{ME} has no one-time codes: set them up with `plan enroll {ME}`" in result.err) == (10, True)
 
 
-def test_yes_exits_with_6_and_starts_nothing_if_the_policy_refuses_it(plan: Plan) -> None:
+def test_yes_starts_nothing_if_the_policy_refuses_it(plan: Plan) -> None:
     path = document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False})
     result = plan("run", path, "--offline", "--yes", *TOOLS)
-    assert result.code == 6
+    assert result.code == 10
     assert "--yes is refused, and nothing has started" in result.err
     assert "may not approve it; somebody else must" in result.err
     assert plan("runs", "--json").lines == []
     run_id = plan("run", path, "--offline", "--detach", "--json", *TOOLS).run["id"]
-    assert plan("resume", run_id, "--offline", "--yes", *TOOLS).code == 6
+    assert plan("resume", run_id, "--offline", "--yes", *TOOLS).code == 10
     assert [gate["run_id"] for gate in plan("gates", "--json").lines] == [run_id]
     run = plan("show", run_id, "--json").run
     assert (run["status"], run["flow_run_id"]) == ("pending_approval", None)

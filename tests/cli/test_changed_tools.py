@@ -95,7 +95,7 @@ def test_yes_cannot_approve_tool_drift_if_the_policy_forbids_self_approval(
     write_tool(FIXED, effect="write")
     monkeypatch.setenv("PLAN_ADAPTER_ALLOW_SELF_APPROVAL", "false")
     result = plan("resume", run_id, *SHOP, "--yes")
-    assert result.code == 6
+    assert result.code == 10
     assert f"--yes is refused, and nothing has started: {os_user()} started this run and may not approve it" in result.err
     monkeypatch.delenv("PLAN_ADAPTER_ALLOW_SELF_APPROVAL")
     assert plan("resume", run_id, *SHOP, "--yes").code == 0
@@ -125,7 +125,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def test_a_refused_operator_gets_exit_code_6_and_the_list_of_operators(
+def test_a_refused_operator_gets_exit_code_10_and_the_list_of_operators(
     plan: Plan, write_tool: WriteTool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = failed(plan)
@@ -134,7 +134,7 @@ def test_a_refused_operator_gets_exit_code_6_and_the_list_of_operators(
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", '{"deployers": ["ana-of-elsewhere", "小明"]}')
     for name, (command, doing) in COMMANDS.items():
         result = plan(*(run_id if word == "RUN" else word for word in command))
-        assert result.code == 6, name
+        assert result.code == 10, name
         assert f"{os_user()} may not {doing} `试运行`; operators: ana-of-elsewhere, 小明" in result.err, name
         assert plan("show", run_id, "--json").run == before, name
     assert len(plan("runs", "--json").lines) == 1

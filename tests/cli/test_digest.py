@@ -56,7 +56,7 @@ def test_a_wrong_digest_is_refused_and_the_error_shows_the_current_one(plan: Pla
         result = plan(verb, run_id, "--digest", read[:12], "--json")
         shows = f"`plan approve {run_id} --show` prints it, then `plan {verb} {run_id} --digest {now}` answers"
         message = f"the content of the gate changed: you answered about {read[:12]}, and the gate now asks about {now}; {shows}"
-        assert (result.code, result.lines) == (6, [{"error": "NotApprovedError", "message": message}])
+        assert (result.code, result.lines) == (10, [{"error": "NotApprovedError", "message": message}])
     assert plan("show", run_id, "--json").run["approvals"] == []
     assert plan("approve", run_id, "--digest", now).code == 0
 
@@ -68,7 +68,7 @@ def test_a_digest_unknown_to_the_run_is_not_reported_as_a_change(plan: Plan) -> 
     message = (
         f"no gate of this run has a digest beginning with 000000000000; the open one is {now}; `plan approve {run_id} --show` prints it"
     )
-    assert (result.code, message in result.err, "changed" in result.err) == (6, True, False), result.err
+    assert (result.code, message in result.err, "changed" in result.err) == (10, True, False), result.err
 
 
 GATES: dict[str, tuple[bool, tuple[str, ...]]] = {"the plan": (False, ()), "a step": (True, ("--step", "greet"))}
@@ -137,9 +137,9 @@ def waiting_at(plan: Plan, *, at_step: bool) -> str:
 def test_yes_does_not_approve_changed_content(plan: Plan) -> None:
     run_id = revised(plan)
     result = plan("approve", run_id, "--yes")
-    assert (result.code, "the content of the gate has changed since the run was created" in result.err) == (6, True)
+    assert (result.code, "the content of the gate has changed since the run was created" in result.err) == (10, True)
     (command,) = commands_in(result.err.splitlines()[-1])
-    assert plan("approve", run_id, "--json", "--yes").code == 6
+    assert plan("approve", run_id, "--json", "--yes").code == 10
     assert plan(*command).code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
 
@@ -174,6 +174,6 @@ def test_an_invalid_digest_is_a_usage_error(plan: Plan, given: str) -> None:
 def test_a_resolution_applies_only_to_its_attempt(plan: Plan) -> None:
     run_id = plan("run", document(step("lost", "get_lost")), "--offline", "--yes", "--json", *TOOLS).run["id"]
     result = plan("resolve", run_id, "lost", "done", "--digest", "0" * 12, "--json")
-    assert (result.code, "another attempt of `lost` waits now" in result.lines[0]["message"]) == (6, True)
+    assert (result.code, "another attempt of `lost` waits now" in result.lines[0]["message"]) == (10, True)
     assert json.loads(plan("show", run_id, "--json").out)["steps"][0]["outcome"] == "unknown"
     assert plan("resolve", run_id, "lost", "done").code == 0

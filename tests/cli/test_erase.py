@@ -68,7 +68,7 @@ def test_personal_data_is_erased_from_record_and_files_and_the_record_verifies(p
 def test_an_erased_run_cannot_be_resumed(plan: Plan, run_id: str) -> None:
     assert plan("erase", run_id, "--fields", "inputs.who", "--yes").code == 0
     result = plan("resume", run_id, "--offline", *TOOLS)
-    assert result.code == 2
+    assert result.code == 8
     assert f"run {run_id} has erased fields (inputs.who), by {ME} (os_user) at " in result.err
     assert "it cannot run again" in result.err
     assert plan("show", run_id).code == 0
@@ -95,7 +95,7 @@ def test_an_erasure_interrupted_before_the_files_are_replaced_is_completed(
 def test_only_operators_can_erase_and_a_refusal_is_recorded(plan: Plan, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "ana")
     result = plan("erase", run_id, "--fields", "inputs.who", "--yes")
-    assert (result.code, f"{ME} may not erase values in runs of" in result.err) == (6, True)
+    assert (result.code, f"{ME} may not erase values in runs of" in result.err) == (10, True)
     assert NAME in plan("export", run_id).out
     assert plan("runs", "verify", run_id).code == 0
 

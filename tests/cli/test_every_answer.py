@@ -62,7 +62,7 @@ APPROVED, REJECTED, ASKED_AGAIN = Cell(0, "approved", 0, None), Cell(0, "rejecte
 NO_QUESTION = Cell(2, "asks for an approval, not a question: `plan approve RUN --step greet", None, NotApprovedError)
 DONE_BY_HAND, IS_OUTCOME = (
     Cell(0, "recorded `done` for `greet", 0, None),
-    Cell(2, "`plan resolve RUN lost done|again|abort`", None, RunConflictError),
+    Cell(8, "`plan resolve RUN lost done|again|abort`", None, RunConflictError),
 )
 
 TABLE: Mapping[str, Mapping[str, Cell]] = {
@@ -70,7 +70,7 @@ TABLE: Mapping[str, Mapping[str, Cell]] = {
         "approve": APPROVED,
         "reject": REJECTED,
         "request_changes": ASKED_AGAIN,
-        "answer": Cell(2, "step `greet` of run RUN does not wait yet; the plan itself does", None, NotApprovedError),
+        "answer": Cell(8, "step `greet` of run RUN does not wait yet; the plan itself does", None, NotApprovedError),
         "resolve": DONE_BY_HAND._replace(resumed=6),  # the plan still needs its approval
     },
     "step": dict(zip(DECISIONS, (APPROVED, REJECTED, ASKED_AGAIN, NO_QUESTION, DONE_BY_HAND), strict=True)),
@@ -80,7 +80,7 @@ TABLE: Mapping[str, Mapping[str, Cell]] = {
         "reject": REJECTED,
         "request_changes": ASKED_AGAIN,
         "answer": Cell(0, "answered", 0, None),
-        "resolve": Cell(2, "`decide` asks a question: answer it with `plan answer RUN decide`", None, RunConflictError),
+        "resolve": Cell(8, "`decide` asks a question: answer it with `plan answer RUN decide`", None, RunConflictError),
     },
     "outcome": {**dict.fromkeys(DECISIONS, IS_OUTCOME), "resolve": Cell(0, "done", 0, None)},
 }

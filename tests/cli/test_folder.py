@@ -43,7 +43,7 @@ def test_resuming_from_another_folder_is_refused_with_the_commands_to_type(
     )
     for verb in (["resume", "--offline"], ["preview", "--resume"]):
         result = plan(verb[0], run_id, *verb[1:], *TOOLS) if verb[0] == "resume" else plan(*verb, run_id, *TOOLS)
-        assert (result.code, message in result.err) == (6, True), result.err
+        assert (result.code, message in result.err) == (10, True), result.err
     assert plan("show", run_id, "--json").run["status"] == "pending_approval"
     monkeypatch.chdir(work)
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
@@ -63,7 +63,7 @@ def test_here_asks_for_an_approval_of_the_new_folder(plan: Plan, tmp_path: Path,
         "\\", ""
     )
     assert "version 1 was replaced by" in plan("show", run_id, "--all").out
-    assert plan("approve", run_id, "--yes").code == 6  # the content changed after the approval
+    assert plan("approve", run_id, "--yes").code == 10  # the content changed after the approval
     assert plan("approve", run_id, "--digest", now[:12]).code == 0
     done = plan("resume", run_id, "--offline", "--json", *TOOLS)
     assert (done.code, done.run["folder"]["path"]) == (0, str(elsewhere.resolve()))

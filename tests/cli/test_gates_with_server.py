@@ -164,11 +164,11 @@ def test_a_run_without_a_terminal_says_how_to_answer_and_the_api_proves_no_os_us
             False,
         )
         refused = laptop("approve", run.run_id, "--api", "--yes")
-        assert (refused.code, f"then `{form['command']}` approves it" in refused.err) == (6, True)
+        assert (refused.code, f"then `{form['command']}` approves it" in refused.err) == (10, True)
         refused = laptop("approve", run.run_id, "--api", "--digest", "00000000")
-        assert (refused.code, f"then `{form['command']}` answers" in refused.err) == (6, True)
+        assert (refused.code, f"then `{form['command']}` answers" in refused.err) == (10, True)
         refused = laptop(*form["command"].split()[1:])
-        assert refused.code == 6
+        assert refused.code == 10
         assert f"the run refused this answer: {os_user()} is identified only by form" in refused.err
         answered = plan("approve", run.run_id, "--note", "好", "--yes")
         assert answered.code == 0, answered.err
@@ -299,7 +299,7 @@ def test_a_one_time_code_secret_is_replaced_only_after_confirmation(plan: Plan, 
     assert plan("enroll", os_user()).code == 0
     assert plan("enroll", "博").code == 0
     others = plan("enroll", "博", "--force")
-    assert (others.code, others.out) == (6, "")  # only the account itself or an operator of the policy can replace it
+    assert (others.code, others.out) == (10, "")  # only the account itself or an operator of the policy can replace it
     refused = plan("enroll", os_user())
     assert (refused.code, refused.out, "`--force` replaces them" in refused.err) == (2, "", True)
     for word, code in (("n", 2), ("y", 0)):
@@ -377,13 +377,13 @@ def test_a_one_time_code_identifies_the_approver_and_works_once(plan: Plan) -> N
     path = document(GREET, **NEEDS_APPROVAL, approval={"known_by": ["totp"]})
     first, second = (plan("run", path, *TOOLS, "--detach", "--json").run["id"] for _ in "12")
     without = plan("approve", first, "--yes")
-    assert (without.code, "needs totp" in without.err) == (6, True)
+    assert (without.code, "needs totp" in without.err) == (10, True)
     code = TOTP(secret).at(time.time(), counter_offset=1)  # the next code is accepted too, and stays valid for longer
     answered = piped("approve", first, "--code", code, "--json", "--yes")
     assert (answered.returncode, json.loads(answered.stdout)["known_by"]) == (0, "totp")
     assert b"EventsWorker" not in answered.stderr
     again = plan("approve", second, "--code", code, "--yes")
-    assert (again.code, "was already used" in again.err) == (6, True)
+    assert (again.code, "was already used" in again.err) == (10, True)
 
 
 @pytest.mark.thorough
@@ -419,7 +419,7 @@ def test_a_one_time_code_authorizes_skipping_a_step(plan: Plan) -> None:
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
     skip = "resume", run_id, *TOOLS, "--skip", "wrong", "--because", "没有必要", "--json"
     refused = plan(*skip)
-    assert (refused.code, "with --code" in refused.err) == (6, True)
+    assert (refused.code, "with --code" in refused.err) == (10, True)
     code = TOTP(parse_qs(uri.query)["secret"][0]).now()
     done = plan(*skip, "--code", code, "--by", "zoe")
     assert done.code == 0, done.err
@@ -433,7 +433,7 @@ def test_a_one_time_code_authorizes_a_resolution(plan: Plan) -> None:
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
     code = TOTP(parse_qs(uri.query)["secret"][0]).now()
     wrong = plan("resolve", run_id, "lost", "done", "--code", str((int(code) + 1) % 1_000_000).zfill(6), "--by", "zoe")
-    assert (wrong.code, "is wrong" in wrong.err) == (6, True)
+    assert (wrong.code, "is wrong" in wrong.err) == (10, True)
     result = plan("resolve", run_id, "lost", "done", "--code", code, "--by", "zoe")
     assert result.code == 0, result.err
     assert plan("resume", run_id, *TOOLS, "--json").code == 0

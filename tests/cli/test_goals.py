@@ -84,7 +84,7 @@ def test_yes_does_not_confirm_calls_by_a_model(plan: Plan, run_with_model: Any) 
     unread = plan("approve", *where)
     assert (unread.code, f"`{command}` approves exactly" in unread.err, "--yes" in unread.err) == (2, True, False)
     unread = plan("approve", *where, "--yes")
-    assert (unread.code, "a model asks for this call, which `--yes` does not confirm" in unread.err) == (6, True)
+    assert (unread.code, "a model asks for this call, which `--yes` does not confirm" in unread.err) == (10, True)
     assert f"then `{command}` approves it" in unread.err
     assert "Round 2 of the goal “给高数作业 (任务 3) 找一个空位”. A step of 周计划 (run …" in asked
     assert "The model has seen: `find_free` succeeded: " in asked
@@ -277,7 +277,7 @@ def test_a_goal_reached_by_hand_can_be_recorded_as_done(plan: Plan, run_with_mod
     )
     run_id = result.run["id"]
     refused = plan("resolve", run_id, "plan_week", "done", "--item", "2")
-    assert refused.code == 2
+    assert refused.code == 8
     assert "has no call with an unknown outcome in round 2" in refused.err
     assert plan("resolve", run_id, "plan_week", "done", "--note", "手动安排了").code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0

@@ -29,7 +29,7 @@ def rolled_back(plan: Plan) -> str:
 def test_preview_refuses_a_rolled_back_run_with_the_same_error_as_resume(plan: Plan) -> None:
     run_id = rolled_back(plan)
     previewed, resumed = plan("preview", "--resume", run_id, *TOOLS), plan("resume", run_id, "--offline", *TOOLS)
-    assert (previewed.code, previewed.out, previewed.err) == (2, "", resumed.err)
+    assert (previewed.code, previewed.out, previewed.err) == (8, "", resumed.err)
     assert "was rolled back and cannot be resumed" in previewed.err
 
 

@@ -47,7 +47,7 @@ def test_a_signed_request_skips_a_step_if_the_policy_requires_a_signature(plan: 
     refused = plan("resume", run_id, *TOOLS, "--offline", *SKIP_CHECK)
     hint = f"use `plan resume {run_id} --offline --skip check --because …` with --sign and --by NAME"
     message = f"plan: the step is not skipped: {os_user()} may not answer here; only ana may; {hint}\n"
-    assert (refused.code, refused.err) == (6, message)
+    assert (refused.code, refused.err) == (10, message)
     (refusal,) = audit(plan, run_id, "refused", "skip_requested")
     assert (refusal["step_id"], refusal["by"], refusal["known_by"]) == ("check", os_user(), "os_user")
     done = resume(plan, run_id, *SKIP_CHECK, *BY_ANA)
@@ -67,7 +67,7 @@ def test_a_signed_request_skips_a_step_if_the_policy_requires_a_signature(plan: 
 def test_a_signature_under_another_name_is_refused(plan: Plan) -> None:
     run_id = failed(plan, approval={"known_by": ["ssh_signature"]})
     refused = resume(plan, run_id, *SKIP_CHECK, "--sign", "--by", "bo")
-    assert (refused.code, "the signature is by the key of ana, not of bo" in refused.err, "; use `plan" in refused.err) == (6, True, False)
+    assert (refused.code, "the signature is by the key of ana, not of bo" in refused.err, "; use `plan" in refused.err) == (10, True, False)
     assert resume(plan, run_id).code == 1
     assert audit(plan, run_id, "skip_requested") == []
 
@@ -75,7 +75,7 @@ def test_a_signature_under_another_name_is_refused(plan: Plan) -> None:
 def test_the_error_suggests_an_alternative_if_no_proof_is_possible(plan: Plan) -> None:
     run_id = failed(plan, approval={"known_by": ["form"]})
     refused = plan("resume", run_id, *TOOLS, "--offline", *SKIP_CHECK)
-    assert (refused.code, f"no option proves your identity here; `plan revise {run_id} FILE` without the step" in refused.err) == (6, True)
+    assert (refused.code, f"no option proves your identity here; `plan revise {run_id} FILE` without the step" in refused.err) == (10, True)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_signed_request_rolls_a_run_back(plan: Plan) -> None:
     assert resume(plan, run_id, "--detach").run["status"] == "partial"
     undo = "cancel", run_id, "--rollback", *TOOLS, "--reason", "放错了"
     refused = plan(*undo)
-    assert (refused.code, audit(plan, run_id, "rollback_requested")) == (6, [])
+    assert (refused.code, audit(plan, run_id, "rollback_requested")) == (10, [])
     assert f"ana may; use `plan cancel {run_id} --rollback --offline` with --sign and --by NAME" in refused.err
     done = plan(*undo, *BY_ANA, "--json")
     assert (done.code, done.run["steps"][0]["rolled_back"]) == (0, True), done.err
@@ -117,7 +117,7 @@ def test_a_signed_request_rolls_a_run_back(plan: Plan) -> None:
 @pytest.mark.usefixtures("signer")
 def test_a_step_done_by_hand_is_recorded_with_a_signature(plan: Plan) -> None:
     run_id = failed(plan)
-    assert plan("resolve", run_id, "check", "done").code == 6
+    assert plan("resolve", run_id, "check", "done").code == 10
     assert plan("resolve", run_id, "check", "done", "--result", '{"看": 1}', *BY_ANA).code == 0
     done = resume(plan, run_id)
     assert (done.code, done.run["steps"][1]["result"]) == (0, {"看": 1})
@@ -150,7 +150,7 @@ def test_a_step_done_by_hand_is_recorded_with_a_signature(plan: Plan) -> None:
 def test_a_signature_over_an_erased_value_is_not_checked_and_the_record_verifies(plan: Plan, field: str, signed: tuple[str, ...]) -> None:
     run_id = failed(plan)
     assert plan(*[run_id if word == "RUN" else word for word in signed], *BY_ANA).code == 0
-    assert resume(plan, run_id).code in (0, 2)  # the second case already skipped the step and completed
+    assert resume(plan, run_id).code in (0, 8)  # the second case already skipped the step and completed
     assert plan("erase", run_id, "--fields", field, "--yes").code == 0
     verified = plan("runs", "verify", run_id)
     assert (verified.code, "the signature of ana can no longer be checked" in verified.err) == (0, True), verified.out
@@ -212,7 +212,7 @@ def test_running_a_skipped_step_again_needs_proof_too(plan: Plan) -> None:
     run_id = run_with_skipped_step(plan)
     refused = plan("resume", run_id, *TOOLS, "--offline", "--from", "check")
     hint = f"use `plan resume {run_id} --offline --from check` with --sign and --by NAME"
-    assert (refused.code, "the skipped step does not run" in refused.err, hint in refused.err) == (6, True, True)
+    assert (refused.code, "the skipped step does not run" in refused.err, hint in refused.err) == (10, True, True)
     assert resume(plan, run_id, "--from", "check", *BY_ANA).run["steps"][1]["status"] == "failed"
     assert plan("runs", "verify", run_id).code == 0
 

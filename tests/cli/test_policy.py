@@ -65,7 +65,7 @@ def test_an_invalid_command_sets_no_policy(plan: Plan, arguments: tuple[str, ...
 def test_only_operators_can_set_the_policy(plan: Plan) -> None:
     assert plan("policy", "set", write_policy(operators=["somebody-else"])).code == 0
     refused = plan("policy", "set", write_policy(operators=[ME]))
-    assert (refused.code, f"{ME} may not set the policy; its operators may: somebody-else" in refused.err) == (6, True)
+    assert (refused.code, f"{ME} may not set the policy; its operators may: somebody-else" in refused.err) == (10, True)
 
 
 def test_a_signed_policy_is_verified_with_the_keys_of_the_previous_one(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_a_signed_policy_is_verified_with_the_keys_of_the_previous_one(plan: Pla
     (tmp_path / "allowed").write_text(f"ana {keys['mallory']}\n")
     monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(tmp_path / "allowed"))
     forged = plan("policy", "set", write_policy(operators=["mallory"]), "--sign", "--by", "ana")
-    assert (forged.code, "the allowed signers of the store's policy" in forged.err) == (6, True)
+    assert (forged.code, "the allowed signers of the store's policy" in forged.err) == (10, True)
     monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(tmp_path / "ana"))
     signed = plan("policy", "set", write_policy(operators=["ana", "bo"]), "--sign", "--by", "ana")
     assert signed.out == "version 2 of the store's policy applies from now on, set by ana (ssh_signature)\n"
@@ -97,7 +97,7 @@ def test_an_altered_policy_is_reported_and_stops_runs_and_answers(plan: Plan, ho
     assert (shown.code, "altered: version 1 of the store's policy was altered" in shown.err) == (1, True)
     assert "BAD the store's policy cannot be read: version 1" in plan("doctor").out
     refused = plan("run", document(GREET), "--offline", *TOOLS)
-    assert (refused.code, "was altered" in refused.err) == (2, True)
+    assert (refused.code, "was altered" in refused.err) == (9, True)
 
 
 def test_every_verb_follows_the_policy_of_the_store(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_every_verb_follows_the_policy_of_the_store(plan: Plan, monkeypatch: pyt
         ("approve", run_id, "--yes"),
     ):
         result = plan(*command)
-        assert (result.code, f"{ME} may not" in result.err) == (6, True), (command, result.err)
+        assert (result.code, f"{ME} may not" in result.err) == (10, True), (command, result.err)
 
 
 def test_preview_shows_the_gates_that_the_policy_adds(plan: Plan) -> None:

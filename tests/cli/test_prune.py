@@ -103,7 +103,7 @@ def test_filters_select_the_runs_to_delete_and_json_lists_each_run(plan: Plan, r
 def test_only_operators_can_prune(plan: Plan, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "ana,bo")
     result = plan("prune", "--older-than", "0m", "--yes")
-    assert (result.code, result.err) == (6, f"plan: {ME} may not prune runs; operators: ana, bo\n")
+    assert (result.code, result.err) == (10, f"plan: {ME} may not prune runs; operators: ana, bo\n")
     assert len(plan("runs", "--json").lines) == 3
 
 

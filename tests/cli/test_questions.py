@@ -69,10 +69,10 @@ def test_invalid_values_are_refused_with_every_problem_and_the_question_stays_op
 def test_only_approvers_can_answer_and_a_wrong_digest_is_refused(plan: Plan) -> None:
     run_id = asking(plan, approvers=["duty-manager"])
     result = plan("answer", run_id, "decide", "choice=wait")
-    assert (result.code, f"{ME} may not answer here; only duty-manager may" in result.err) == (6, True)
+    assert (result.code, f"{ME} may not answer here; only duty-manager may" in result.err) == (10, True)
     other = asking(plan)
     result = plan("answer", other, "decide", "choice=wait", "--digest", "0" * 12)
-    assert (result.code, "no gate of this run has a digest beginning with 000000000000" in result.err) == (6, True)
+    assert (result.code, "no gate of this run has a digest beginning with 000000000000" in result.err) == (10, True)
 
 
 def test_a_signature_covers_the_answer(plan: Plan, signer: Path, home: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_waiting_run_can_be_cancelled(run_offline: RunOffline, plan: Plan) -> 
     assert (result.code, result.run["status"], result.run["reason"]) == (0, "cancelled", "cancelled")
     assert result.run["message"].startswith("不需要了")
     again = plan("cancel", run["id"])
-    assert again.code == 2
+    assert again.code == 8
     assert "has ended" in again.err
 
 
@@ -194,7 +194,7 @@ def test_resume_carries_completed_steps(run_offline: RunOffline, plan: Plan, tmp
     assert (again.code, again.run["id"], again.run["status"]) == (0, first.run["id"], "completed")
     assert [found["carried"] for found in again.run["steps"]] == [True, False]
     third = plan("resume", first.run["id"], "--offline", *TOOLS)
-    assert third.code == 2
+    assert third.code == 8
     assert "has completed" in third.err
 
 
@@ -271,10 +271,10 @@ def test_a_stored_plan_runs_again_by_its_digest(run_offline: RunOffline, plan: P
     assert "nothing" in result.err
 
 
-def test_an_unusable_store_exits_with_2_and_shows_no_password(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_store_exits_with_9_and_shows_no_password(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", "postgresql://me:s3cret@127.0.0.1:1/none")
     result = plan("runs")
-    assert result.code == 2
+    assert result.code == 9
     assert "s3cret" not in result.err + result.out
     assert len(result.err.splitlines()) == 1
 
@@ -295,7 +295,7 @@ def test_the_store_is_shown_and_upgraded(plan: Plan, home: Path) -> None:
 
 def test_the_error_without_a_server_names_the_options(plan: Plan) -> None:
     result = plan("run", document(GREET), *TOOLS)
-    assert result.code == 2
+    assert result.code == 9
     assert "--offline" in result.err
     assert plan("runs", "--json").lines == []
 

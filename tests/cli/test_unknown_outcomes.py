@@ -163,7 +163,7 @@ def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     )
     assert plan("resolve", run_id, "slow", "abort").err == hint
     refused = plan("resume", run_id, "--offline")
-    assert (refused.code, f"`plan resolve {run_id} slow done|again`" in refused.err) == (2, True)
+    assert (refused.code, f"`plan resolve {run_id} slow done|again`" in refused.err) == (8, True)
     shown = plan("show", run_id, "--all")
     assert "recorded `abort` for `slow`; its outcome is unknown" in shown.out
     assert shown.err == hint
@@ -197,7 +197,7 @@ def test_an_outcome_can_still_be_recorded_after_abort_and_the_run_resumes(plan: 
     result = plan("resolve", run_id, "slow", "again", "--note", "看过了")
     assert (result.code, result.err) == (0, f"`plan resume {run_id} --offline` resumes the run\n")
     again = plan("resolve", run_id, "slow", "again")
-    assert (again.code, "is not unknown" in again.err) == (2, True)
+    assert (again.code, "is not unknown" in again.err) == (8, True)
     assert plan("show", run_id).next == f"`plan resume {run_id} --offline` resumes the run; completed steps are kept\n"
     resumed = plan("resume", run_id, "--offline", "--json")  # the call runs again and times out again
     assert (resumed.code, resumed.run["steps"][1]["attempts"]) == (7, 3)

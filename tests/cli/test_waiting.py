@@ -67,7 +67,7 @@ def run_id(owner: Program, plan: Plan) -> str:
 
 def test_the_refusal_without_wait_suggests_the_option(owner: Program, run_id: str, plan: Plan):
     result = plan("resume", run_id, "--offline")
-    assert (result.code, f"is executed by process {owner.pid} on this host" in result.err) == (2, True)
+    assert (result.code, f"is executed by process {owner.pid} on this host" in result.err) == (8, True)
     assert f"`plan resume {run_id} --wait` waits until it has ended" in result.err
 
 

@@ -112,7 +112,7 @@ def test_a_run_says_how_a_step_was_answered_while_no_process_waited(
 def test_an_answer_at_the_wrong_place_says_what_waits(plan: Plan) -> None:
     run_id = waiting_at_step(plan)
     result = plan("approve", run_id, "--step", "b", "--yes")
-    assert (result.code, "nobody has been asked" in result.err) == (2, False)
+    assert (result.code, "nobody has been asked" in result.err) == (8, False)
     assert f"step `b` of run {run_id} does not wait for this answer; what waits: `plan approve {run_id} --step a" in result.err
 
 

@@ -89,7 +89,7 @@ def test_doctor_finds_no_problems(plan: Plan) -> None:
 def test_an_unreachable_server_is_named_and_no_local_server_is_started(plan: Plan) -> None:
     elsewhere = environment(PREFECT_API_URL="http://127.0.0.1:9/api", PLAN_ADAPTER_LOCAL_SERVER="auto")
     done = piped("run", document(GREET), *TOOLS, env=elsewhere)
-    assert done.returncode == 2
+    assert done.returncode == 9
     assert b"http://127.0.0.1:9/api" in done.stderr
     assert b"Traceback" not in done.stderr
     assert not Path(os.environ["PLAN_ADAPTER_HOME"], "server").exists()

@@ -90,17 +90,17 @@ async def test_the_preview_shows_what_a_resume_would_do(run_id: str, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "message"),
     [
-        (["--from", "build"], "`build` has succeeded, and is never run again in this run"),
-        (["--from", "tell"], "`tell` depends on `check`, which has not succeeded"),
-        (["--skip", "check"], "--skip STEP needs --because WHY, and --because needs --skip"),
-        (["--skip", "nowhere", "--because", "x"], "no step is called `nowhere`"),
+        (["--from", "build"], 8, "`build` has succeeded, and is never run again in this run"),
+        (["--from", "tell"], 8, "`tell` depends on `check`, which has not succeeded"),
+        (["--skip", "check"], 2, "--skip STEP needs --because WHY, and --because needs --skip"),
+        (["--skip", "nowhere", "--because", "x"], 2, "no step is called `nowhere`"),
     ],
 )
 def test_invalid_resume_options_are_refused_before_anything_runs(
-    options: list[str], message: str, run_id: str, log: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], code: int, message: str, run_id: str, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["resume", run_id, "--offline", *options]) == 2
+    assert main(["resume", run_id, "--offline", *options]) == code
     assert message in capsys.readouterr().err
     assert lines(log) == ["build"]

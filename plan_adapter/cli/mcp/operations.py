@@ -34,7 +34,7 @@ from plan_adapter.local.secrets import ENVIRONMENT_PREFIX
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Gate
 from plan_adapter.model.drafts import PlanRequest
-from plan_adapter.model.errors import InvalidPlanError, RunConflictError
+from plan_adapter.model.errors import InvalidPlanError, RunConflictError, RunNotFoundError
 from plan_adapter.model.plan import ExecutionPlan, new_id
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import redacted
@@ -449,7 +449,7 @@ class Operations:
         """Return a run that the agent may see. Raises RunConflictError for any other run, as if it did not exist."""
         run = await self.store.run(beginning, with_results=False)
         if not self._may_see(run):
-            raise RunConflictError(f"no run has the id `{beginning}`, or an id that begins with it")
+            raise RunNotFoundError(f"no run has the id `{beginning}`, or an id that begins with it")
         return run
 
     async def _find_own_run(self, beginning: str) -> PlanRun:

@@ -17,7 +17,7 @@ from plan_adapter.documents import dump_plan
 from plan_adapter.gates.tool_changes import CodeChange, code_changes
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import plan_digest
-from plan_adapter.model.errors import PlanNotFoundError, RunConflictError
+from plan_adapter.model.errors import NotStoredError, RunNotFoundError
 from plan_adapter.model.language import tr
 from plan_adapter.model.readable import code, counted, item_number, one_line, plain
 from plan_adapter.text.commands import ANY_FIELDS, answer_command
@@ -250,10 +250,10 @@ async def find_plan_or_run(source: str) -> "ExecutionPlan | ShownRun":
                 attempts,
                 receipts,
             )
-        except RunConflictError as no_run:
+        except RunNotFoundError as no_run:
             try:
                 return await plan_of(source, store)
-            except (PlanNotFoundError, UsageError) as no_plan:
+            except (NotStoredError, UsageError) as no_plan:
                 if no_run.is_ambiguous:  # the plan was not meant
                     raise no_run from None
                 raise UsageError(f"{no_run}; {no_plan}") from no_plan

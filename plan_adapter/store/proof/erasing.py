@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Table, select, update
 
 from plan_adapter.execution.redactor import Redactor
 from plan_adapter.local.secrets import MIN_CHARACTERS
-from plan_adapter.model.errors import RunConflictError
+from plan_adapter.model.errors import RunNotFoundError
 from plan_adapter.model.plan import STEP_ID
 from plan_adapter.store.database.columns import database_now
 from plan_adapter.store.database.rows import NO_ITEM, Row, dump_json, load_json
@@ -53,11 +53,11 @@ class Field:
 
 
 def read_fields(texts: Sequence[str]) -> list[Field]:
-    """Return the fields that these texts name. Raises RunConflictError that lists all texts that name no field."""
+    """Return the fields that these texts name. Raises RunNotFoundError that lists all texts that name no field."""
     found = {text: _field(text) for text in dict.fromkeys(texts)}
     if unknown := [text for text, field in found.items() if field is None]:
         listed = ", ".join(f"`{text}`" for text in unknown)
-        raise RunConflictError(f'no field is called {listed}; write {_FORMS}; [] stands for every member of a list, ["a.b"] for a key')
+        raise RunNotFoundError(f'no field is called {listed}; write {_FORMS}; [] stands for every member of a list, ["a.b"] for a key')
     return [field for field in found.values() if field is not None]
 
 
@@ -357,7 +357,7 @@ def erasure_of(connection: Connection, run: Row, fields: Sequence[str], files: M
     elsewhere = record.unread_files()
     if missing:
         hint = f"; results that are not on this machine: {', '.join(elsewhere)}" if elsewhere else ""
-        raise RunConflictError(f"run {run['id']} has no value at {', '.join(missing)}{hint}")
+        raise RunNotFoundError(f"run {run['id']} has no value at {', '.join(missing)}{hint}")
     known = Known.of({value for value in record.found if isinstance(value, str) and _is_searchable(value)})
     for text in record.all_texts():
         text.mark_known(known)

@@ -34,6 +34,7 @@ DANGEROUS_WARNINGS = (
     "lowered-effect",
     "retried-write",
     "chained-for-each-writes",
+    "implicit-order",
     "secret-created-twice",
     "open-read",
     "nobody-may-answer",

@@ -86,12 +86,11 @@ def _requested_steps(dependencies: graph.Graph, record: Record, request: ResumeO
 
 def _check_request(dependencies: graph.Graph, record: Record, request: ResumeOptions) -> None:
     named = [*([request.from_step] if request.from_step is not None else []), *request.skipped]
-    if unknown := [_no_such_step(step_id, dependencies) for step_id in dict.fromkeys(named) if step_id not in dependencies]:
-        raise RunNotFoundError("; ".join(unknown))
+    unknown = [_no_such_step(step_id, dependencies) for step_id in dict.fromkeys(named) if step_id not in dependencies]
     problems = [f"`{step_id}` has succeeded: it cannot be skipped" for step_id in request.skipped if step_id in record.succeeded]
     problems += [f"`{step_id}` is skipped without a reason" for step_id, why in request.skipped.items() if not why.strip()]
     first = request.from_step
-    if first is not None:
+    if first is not None and first in dependencies:
         if first in record.succeeded:
             problems.append(f"`{first}` has succeeded, and is never run again in this run: start a new run")
         if first in request.skipped:
@@ -103,8 +102,8 @@ def _check_request(dependencies: graph.Graph, record: Record, request: ResumeOpt
             problems.append(f"`{first}` depends on {names}, which has not succeeded: run from there, or skip it with a reason")
     if request.only_failed and not record.failed:
         problems.append("no step has failed")
-    if problems:
-        raise RunConflictError("; ".join(problems))
+    if unknown or problems:
+        raise (RunConflictError if problems else RunNotFoundError)("; ".join([*unknown, *problems]))
 
 
 def _no_such_step(name: str, dependencies: graph.Graph) -> str:

@@ -27,6 +27,11 @@ EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
 """All effects, from the weakest to the strongest."""
 
 
+def is_lower(effect: Effect, than: Effect) -> bool:
+    """Return whether `effect` is weaker than another one."""
+    return EFFECTS.index(effect) < EFFECTS.index(than)
+
+
 def strongest(effects: Collection[Effect]) -> Effect:
     """Return the strongest of `effects`, which must not be empty."""
     return next(effect for effect in reversed(EFFECTS) if effect in effects)

@@ -245,6 +245,15 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "self-dependency": "A step depends on itself. Remove that dependency.",
         "cycle": "Steps depend on each other in a circle, so none of them can start. The message shows the path.",
         "not-an-ancestor": "An expression uses a step that cannot have ended before this one starts.",
+        "implicit-order": (
+            "With `allow_parallel`, two steps that use the same file, host or item start at the same time, and at least one of them "
+            "writes. The order in which they are written does not count. Write `depends_on` (or `order: sequence`), or `depends_on: []` "
+            "if both may run at the same time."
+        ),
+        "no-timeout": (
+            "Nothing ends a command that hangs: neither the step's `timeout_ms`, nor the plan's `step_timeout_ms` or `total_timeout_ms`. "
+            "Write one of them: a run that never ends holds its worker, and an approver does not know how long it can take."
+        ),
         "duplicate-dependency": "A step names the same dependency twice.",
         # drafts of a model
         "dropped-dependency": "A corrected answer of a model leaves out a dependency that was correct in its previous answer.",

@@ -126,7 +126,8 @@ def step_gate_text(
     group = validated.plan.find_step(step.group)
     alone = group is not None and validated.plan.rolls_back_failed_items(group)
     timeout_ms = validated.plan.timeout_ms_of(step)
-    call = [_call_introduction(step, effect, undo, with_item=alone), ""]
+    lowered_from = None if goal else validated.lowered_from(step.id)
+    call = [_call_introduction(step, effect, undo, with_item=alone, lowered_from=lowered_from), ""]
     closing = [" ".join([*known, worst_case_sentence(worst_case_call_ms(step, timeout_ms)), asks]), ""]
     arguments = mask.redact_parameters(step.tool_name or "", parameters)
     left = HEIGHT - height_of([*head, *call, *closing])
@@ -217,10 +218,17 @@ def call_summary(bound: BoundPlan, step: Step, *, effect: Effect, parameters: Ma
     return "\n".join([step.description, _call_introduction(step, effect, None), *(shown or [f"- {tr('no parameters')}"])])
 
 
-def _call_introduction(step: Step, effect: Effect, undo: RollbackPreview | None, *, with_item: bool = False) -> str:
-    """Return the introduction of a call. `with_item`: it is undone as soon as its item of a group has failed."""
-    sentence = _effect_sentence(effect, undo, undone_on_failure=step.rollback_failed, with_item=with_item)
-    return f"{sentence} {tr('It calls {tool} with:', tool=code(step.tool_name or ''))}"
+def _call_introduction(
+    step: Step, effect: Effect, undo: RollbackPreview | None, *, with_item: bool = False, lowered_from: Effect | None = None
+) -> str:
+    """Return the introduction of a call. `with_item`: it is undone as soon as its item of a group has failed.
+
+    `lowered_from` is the effect of its tool, if the plan declares a lower one.
+    """
+    tool = code(step.tool_name or "")
+    sentences = [_effect_sentence(effect, undo, undone_on_failure=step.rollback_failed, with_item=with_item)]
+    sentences += [tr("The plan declares this; {tool} counts as {own}.", tool=tool, own=lowered_from)] if lowered_from is not None else []
+    return " ".join([*sentences, tr("It calls {tool} with:", tool=tool)])
 
 
 def _predicted_goal(bound: BoundPlan, step: Step) -> dict[str, JsonValue]:

@@ -21,6 +21,7 @@ def step_listing(
     *,
     number: int,
     effect: Effect | None,
+    lowered_from: Effect | None = None,
     depends_on: Collection[str],
     implied: Collection[str],
     parameters: Mapping[str, JsonValue],
@@ -35,9 +36,10 @@ def step_listing(
 ) -> list[str]:
     """Return the lines of one step.
 
-    `implied` are the dependencies that come only from a reference. `attempt_limits` is the phrase about timeout and retries. `gate` means
-    that the step has its own gate. `rollback` is the effect, if known, and the parameters of its rollback. `at_once` is how many items of
-    a group are in progress at once, and `on_error` its error policy. `facts` are those about a goal, or about the plan that the step runs.
+    `lowered_from` is the effect of its tool if the plan declares a lower one. `implied` are the dependencies that come only from a
+    reference. `attempt_limits` is the phrase about timeout and retries. `gate` means that the step has its own gate. `rollback` is the
+    effect, if known, and the parameters of its rollback. `at_once` is how many items of a group are in progress at once, and `on_error` its
+    error policy. `facts` are those about a goal, or about the plan that the step runs.
     """
     what = (
         tr("group")
@@ -50,6 +52,7 @@ def step_listing(
     )
     head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect and not step.inner else "")
     lines = [head + (f": {prose(step.description)}" if step.description else "")]
+    lines += [f"   - {lowered_fact(step, lowered_from)}"] if lowered_from is not None else []
     lines += [f"   - {tr('always runs, after all other steps have ended')}"] if is_finally_step else []
     if depends_on:
         before = ", ".join(code(name) + (tr(" (by reference)") if name in implied else "") for name in depends_on)
@@ -70,6 +73,11 @@ def step_listing(
     lines += [] if step.ask is None else [f"   {field_line(name, field)}" for name, field in step.ask.fields.items()]
     lines += [f"   - {attempt_limits}"] if attempt_limits and step.ask is None else []
     return [*lines, *_rollback_lines(step, *rollback)] if rollback is not None else lines
+
+
+def lowered_fact(step: Step, lowered_from: Effect) -> str:
+    """Return the fact that the plan declares a lower effect for a step than that of its tool."""
+    return tr("**declared as {effect}: {tool} counts as {own}**", effect=step.effect, tool=code(step.called), own=lowered_from)
 
 
 def labelled_facts(step: Step) -> dict[str, str]:

@@ -47,6 +47,7 @@ from plan_adapter.text.listing import (
     label_of,
     labelled_facts,
     list_names,
+    lowered_fact,
     operators_fact,
     permissions_facts,
 )
@@ -130,6 +131,7 @@ def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: boo
         facts += [tr("**asks first**")] if gate else []
     else:
         facts += [effect_shown(preview.effect) if step.ask is None else tr("**asks a person**")]
+        facts += [lowered_fact(step, preview.lowered_from)] if preview.lowered_from is not None else []
         facts += [tr("**always runs, at the end**")] if preview.is_finally_step else []
         facts += [tr("**asks again**")] if gate and step.ask is None else []
     if step.ask is not None:

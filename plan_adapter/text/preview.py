@@ -40,6 +40,7 @@ class StepPreview:
     worst_case_ms: float | None  # if every attempt takes its full timeout; None means no limit
     gate: bool = False  # whether it has its own gate; with `for_each`, whether each item has one
     rollback: RollbackPreview | None = None
+    lowered_from: Effect | None = None  # the effect of its tool, if the plan declares a lower one
     is_finally_step: bool = False  # whether it is a `finally` step, which always runs, after all others
     at_once: int = 1  # how many items of a group are in progress at once
     on_error: ErrorPolicy = "stop"
@@ -59,6 +60,7 @@ class StepPreview:
             **written,
             "description": step.description,
             "effect": self.effect,
+            **({"lowered_from": self.lowered_from} if self.lowered_from is not None else {}),
             "gate": self.gate,
             "parameters": self.parameters,
             "depends_on": list(self.depends_on),
@@ -289,6 +291,7 @@ def _preview_step(
     return StepPreview(
         step=step,
         effect=effect,
+        lowered_from=validated.lowered_from(step.id),
         parameters=parameters if isinstance(parameters, dict) else {},
         depends_on=depends_on,
         implied=frozenset(depends_on) - frozenset(step.depends_on),
@@ -447,6 +450,7 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         preview.step,
         number=number,
         effect=preview.effect,
+        lowered_from=preview.lowered_from,
         depends_on=preview.depends_on,
         implied=preview.implied,
         parameters={name: value for name, value in preview.parameters.items() if not _is_listed(preview.step, name, value)},

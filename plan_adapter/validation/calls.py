@@ -16,7 +16,7 @@ from plan_adapter.expressions.declarations import Expected
 from plan_adapter.expressions.expression import Expression
 from plan_adapter.expressions.shape import ANYTHING, Shape
 from plan_adapter.expressions.template import NEAR_EXPRESSION
-from plan_adapter.model.options import EFFECTS, Effect
+from plan_adapter.model.options import Effect, is_lower
 from plan_adapter.model.plan import MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Step
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import visible
@@ -386,14 +386,9 @@ def _texts_in(value: JsonValue) -> list[str]:
 
 
 def _check_effect(step: Step, tool: Tool[..., Any], at: str, findings: Findings) -> None:
-    if step.effect is not None and EFFECTS.index(step.effect) < EFFECTS.index(tool.effect):
-        message = f"`{tool.name}` counts as {tool.effect}; here it is declared as {step.effect}"
-        findings.warn(
-            "lowered-effect",
-            f"{at}.effect",
-            message,
-            "make sure that the step does no more than that: it is approved with this effect",
-        )
+    if step.effect is not None and is_lower(step.effect, tool.effect):
+        message = f"`{tool.name}` counts as {tool.effect} and is declared as {step.effect}"
+        findings.warn("lowered-effect", f"{at}.effect", message, "the gate says so: make sure that it does no more")
     if step.max_retries and (step.effect or tool.effect) == "write":
         message = f"`{tool.name}` writes, and is tried again after a failure"
         findings.warn("retried-write", f"{at}.max_retries", message, "remove it, or declare the effect if a second call does no harm")

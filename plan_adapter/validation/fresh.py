@@ -81,6 +81,8 @@ def _to_document(model: BaseModel, levels: int = 4 + 3 * MAX_SUB_PLANS) -> dict[
     }
     if isinstance(model, ExecutionPlan) and "id" not in model.model_fields_set:
         fields.pop("id", None)
+    if isinstance(model, Step) and "depends_on" in model.model_fields_set:  # also an empty one: it says that the step waits for nothing
+        fields["depends_on"] = values["depends_on"]
     return fields
 
 

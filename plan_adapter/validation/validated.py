@@ -2,7 +2,7 @@
 
 import re
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +14,10 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import approval_digest, plan_digest
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.graph import topological_order, transitive_reduction
-from plan_adapter.model.options import Effect, Runner, strongest
+from plan_adapter.model.options import Effect, Runner, is_lower, strongest
 from plan_adapter.model.plan import ExecutionPlan, Permissions, Step
 from plan_adapter.model.problems import Problem
+from plan_adapter.model.readable import listed
 from plan_adapter.model.record import RunFolder
 from plan_adapter.model.run_window import find_window_problem
 from plan_adapter.model.values import join
@@ -39,6 +40,7 @@ from plan_adapter.validation.permissions import (
 )
 from plan_adapter.validation.pinned_plans import SubPlan, check_as_sub_plan
 from plan_adapter.validation.step_results import StepResults
+from plan_adapter.validation.unordered import check_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,11 @@ class ValidatedPlan:
         if step_id in self.goal_tools:
             return strongest({tool.effect for tool in self.goal_tools[step_id].values()})
         return "read" if step.inner else step.effect or self.tools[step_id].effect
+
+    def lowered_from(self, step_id: str) -> Effect | None:
+        """Return the effect of a step's tool if the plan declares a lower one for the step, else None."""
+        step, tool = self.steps[step_id], self.tools.get(step_id)
+        return tool.effect if step.effect is not None and tool is not None and is_lower(step.effect, tool.effect) else None
 
     def runner_of(self, step_id: str) -> Runner | None:
         """Return where the tool and the rollback of a step run: as the step or its group says. None: in the process of the run."""
@@ -333,6 +340,8 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
     check_permissions(plans, calls, findings)
     flags = {name for name, definition in fresh.inputs.items() if definition.type == "boolean"}
     dependencies = check_dependencies(calls, flags, findings)
+    check_order(fresh, calls, dependencies, findings)
+    _check_time_limits(plans, calls, findings)
     outputs = _compile_outputs(fresh, dependencies.outer, StepResults(fresh, tools), findings)
     run_name = _compile_run_name(fresh, dependencies.outer, findings)
     key = _compile_key(fresh, dependencies.outer, findings)
@@ -394,6 +403,24 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
     if plan.on_failure == "replan" and not Settings().model:
         message = "no model is configured here, so a failure would not be replanned"
         findings.warn("no-model", "on_failure", message, "set PLAN_ADAPTER_MODEL where the plan runs")
+
+
+def _check_time_limits(plans: Sequence[ExecutionPlan], calls: Sequence[Call], findings: Findings) -> None:
+    """Warn once about the commands of a plan that nothing ends: neither a limit of their own nor that of the plan, or of one around it."""
+    plan = plans[0]
+    is_limited = {False: any(outer.options.total_timeout_ms for outer in plans), True: bool(plan.options.finally_timeout_ms)}
+    commands = [call for call in calls if call.step.tool_name in _COMMANDS and not is_limited[call.is_finally_step]]
+    if endless := [call for call in commands if not plan.timeout_ms_of(call.step)]:
+        names = listed([f"`{call.step.id}`" for call in endless], _NAMED_CALLS)
+        message = f"{names} {'has' if len(endless) == 1 else 'have'} no time limit: a command that hangs is never ended"
+        findings.warn("no-timeout", endless[0].at, message, "write `step_timeout_ms` in `options`, or `timeout: 5m` in the step")
+
+
+_COMMANDS = ("run_command", "bash")
+"""The built-in tools that run a command of the machine, which only a time limit ends."""
+
+_NAMED_CALLS = 3
+"""How many commands without a time limit a warning names."""
 
 
 def _compile_outputs(plan: ExecutionPlan, steps: Iterable[str], results: StepResults, findings: Findings) -> dict[str, Template]:

@@ -8,11 +8,11 @@ from pydantic import JsonValue
 
 from plan_adapter.model.approvals import GateKind
 from plan_adapter.model.language import tr
-from tests.browser.pages import BrowserUser
+from tests.browser.pages import ANSWER_TITLE, BrowserUser
 from tests.engine.gates import resume, wait_for_state
 
 NO_ANSWER_HERE = "an answer as described above (this page takes none)"
-DECISION_TITLES: dict[GateKind, str] = {"approval": "Decision", "question": "Answer or reject", "outcome": "Your answer"}
+DECISION_TITLES: dict[GateKind, str] = {"approval": "Decision", "question": ANSWER_TITLE, "outcome": "Your answer"}
 
 
 def decision_title(kind: GateKind) -> str:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 TITLES = {"name": "Your name", "note": "Note", "code": "One-time code"}
 """The titles of the fields other than the decision, by the names that tests use."""
 
+ANSWER_TITLE = "Answer or reject"
+"""The title of the field of the decision in the form of a question."""
+
 SERVICE_UNAVAILABLE = 503
 """The answer of Prefect's server on SQLite while other requests write."""
 
@@ -216,7 +219,7 @@ class GateForm:
     async def fill(self, decision: str, **values: str) -> None:
         """Choose the decision and fill in other fields, named as in TITLES."""
         await self.page.bring_to_front()
-        await self.choose("Decision", decision)
+        await self.choose(ANSWER_TITLE if decision == "answer" else "Decision", decision)
         for name, value in values.items():
             title = TITLES[name]
             if await self.field(title).get_attribute("aria-haspopup") == "listbox":

@@ -12,7 +12,7 @@ import pytest
 from plan_adapter.gates.approval import os_user
 from plan_adapter.model.approvals import Approval
 from plan_adapter.store.store import PlanStore
-from tests.browser.pages import BrowserUser, is_in_viewport
+from tests.browser.pages import ANSWER_TITLE, BrowserUser, is_in_viewport
 from tests.browser.running import RunningPlan, Workspace
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -373,7 +373,7 @@ async def test_a_question_can_be_read_in_forms_of_one_to_eight_fields(start: Sta
     for count in range(1, 9):
         await plan.gate(step=f"ask{count}")
         gate = await page.open_gate_of(f"ask{count}", verb="answer")
-        for shown in (await gate.open_older_form(), await gate.open_form()):
+        for shown in (await gate.open_older_form(first=ANSWER_TITLE), await gate.open_form(first=ANSWER_TITLE)):
             await shown.page.bring_to_front()
             question = shown.dialog.get_by_text(f"Question of {count}?")
             assert await question.count() == 2  # in the text, and in the description of the first field
@@ -388,8 +388,8 @@ async def test_both_uis_show_a_question_as_a_form_with_typed_fields(start: Start
     page = await user.open_run(await plan.link())
     await plan.gate(step="decide")
     gate = await page.open_gate_of("decide", verb="answer")
-    form = await gate.open_form()
-    older = await gate.open_older_form()
+    form = await gate.open_form(first=ANSWER_TITLE)
+    older = await gate.open_older_form(first=ANSWER_TITLE)
     for shown, ui in ((older, "v1"), (form, "v2")):
         await shown.page.bring_to_front()
         await shown.screenshot(f"question-{ui}")

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests import installed
-from tests.browser.pages import BrowserUser
+from tests.browser.pages import ANSWER_TITLE, BrowserUser
 from tests.browser.running import Workspace, wait_until
 
 INCIDENT = """\
@@ -96,7 +96,7 @@ async def test_a_run_started_in_the_form_is_approved_and_its_question_answered(
     await gate.fill("approve", name="ana")
     await gate.submit()
     await page.wait_for_state("Running")
-    answer = await (await page.open_gate_of("decide", verb="answer")).open_form()
+    answer = await (await page.open_gate_of("decide", verb="answer")).open_form(first=ANSWER_TITLE)
     assert "web is down: switch to 备用站点?" in await answer.text()
     await answer.fill("answer", name="ana")
     await answer.choose("What now", "switch")

@@ -34,7 +34,7 @@ outputs: {said: "${{ steps.second.result.stdout }}"}
 INVALID = """\
 name: broken
 description: Several problems
-options: {require_approval: false}
+options: {require_approval: false, step_timeout_ms: 60000}
 steps:
   - {id: a, tool_name: run_comand, parameters: {argv: [x]}}
   - {id: b, tool_name: run_command, parameters: {argv: [x]}, depends_on: [drian]}
@@ -69,6 +69,7 @@ def test_the_starter_plan_is_valid_without_a_warning_and_its_worst_case_is_finit
 LOWERED = """
 name: lowered
 description: Effects that the author lowers
+options: {step_timeout_ms: 60000}
 steps:
   - {id: a, tool_name: run_command, description: a, effect: read, parameters: {argv: ["true"]}}
   - {id: b, tool_name: run_command, description: b, effect: read, parameters: {argv: ["true"]}}
@@ -82,10 +83,10 @@ def test_warnings_of_one_kind_are_one_line_with_their_count_and_all_of_them_in_j
     result = plan("validate", "lowered.yaml")
     assert result.err == "lowered.yaml: valid (3 warnings)\n"
     assert result.out == (
-        "lowered.yaml:5:53: warning[lowered-effect] at steps[0].effect: 3 times: "
-        "`run_command` counts as write; here it is declared as read (steps[0].effect, steps[1].effect); "
-        "`run_command` counts as write; here it is declared as idempotent_write (steps[2].effect); "
-        "make sure that the step does no more than that: it is approved with this effect\n"
+        "lowered.yaml:6:53: warning[lowered-effect] at steps[0].effect: 3 times: "
+        "`run_command` counts as write and is declared as read (steps[0].effect, steps[1].effect); "
+        "`run_command` counts as write and is declared as idempotent_write (steps[2].effect); "
+        "the gate says so: make sure that it does no more\n"
     )
     problems = [json.loads(line) for line in plan("validate", "lowered.yaml", "--json").out.splitlines()][:-1]
     assert [problem["at"] for problem in problems] == [f"steps[{number}].effect" for number in range(3)]
@@ -96,14 +97,15 @@ def test_each_file_has_its_own_line_of_a_kind_and_one_warning_stays_as_it_is(pla
     for name, text in {"one": two.replace("effect: idempotent_write, ", ""), "two": two, "three": LOWERED}.items():
         Path(f"{name}.yaml").write_text(text, encoding="utf-8")
     lines = plan("validate", "one.yaml", "two.yaml", "three.yaml").out.splitlines()
-    assert [line.partition(": warning")[0] for line in lines] == ["one.yaml:5:53", "two.yaml:5:53", "three.yaml:5:53"]
-    assert "at steps[0].effect: `run_command` counts as write; here it is declared as read; make sure" in lines[0]
+    assert [line.partition(": warning")[0] for line in lines] == ["one.yaml:6:53", "two.yaml:6:53", "three.yaml:6:53"]
+    assert "at steps[0].effect: `run_command` counts as write and is declared as read; the gate says so" in lines[0]
     assert [": 2 times: " in lines[1], ": 3 times: " in lines[2]] == [True, True]
 
 
 MIXED = """
 name: mixed
 description: Five inputs that nothing uses, a write that is repeated, a lowered effect and a mistake
+options: {step_timeout_ms: 60000}
 inputs: {a: {type: string}, b: {type: string}, c: {type: string}, d: {type: string}, e: {type: string}}
 steps:
   - {id: send, tool_name: run_command, description: Send, max_retries: 2, parameters: {argv: ["true"]}}

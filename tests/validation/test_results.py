@@ -155,7 +155,7 @@ def step(step_id: str, tool_name: str = "anything", **fields: Any) -> Step:
 
 
 def plan(*steps: Step, **fields: Any) -> ExecutionPlan:
-    return ExecutionPlan(description="Use results", steps=list(steps), **fields)
+    return ExecutionPlan(description="Use results", steps=list(steps), **{"options": {"step_timeout_ms": 60_000}, **fields})
 
 
 def problems(checked: ExecutionPlan) -> list[tuple[str, str, str]]:

@@ -266,7 +266,7 @@ def print_answer(gate: "Gate", approval: "Approval", next_text: str, *, as_json:
         if gate.kind == "question":
             answer["answer"] = approval.result
         fields: dict[str, Any] = {**gate_json(gate), **answer, "next": next_text}
-        output.json_line(fields)
+        output.json_line("answer", fields)
         return
     what = gate.name if gate.step_id is None else f"step {gate_place(gate)} of {gate.name}"
     output.line(f"{decision_word(gate, approval.decision)} {what}, by {approval.by} ({approval.known_by}): run {gate.run_id}")
@@ -309,7 +309,7 @@ async def show_gate(selector: GateSelector, store: "PlanStore", *, as_json: bool
     """Print everything that a gate asks about, and answer nothing."""
     _, gate = await find_gate(selector, store)
     if as_json:
-        output.json_line({**gate_json(gate), "text": gate.text})
+        output.json_line("gate", {**gate_json(gate), "text": gate.text})
     else:
         output.markdown(without_picture(gate.text).rstrip("\n"))
         output.note(f"`{answer_command(gate)}` {'answers' if gate.kind == 'question' else 'approves exactly this'}")

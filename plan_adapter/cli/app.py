@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -238,12 +239,14 @@ def _report_error(error: Exception, *, as_json: bool) -> int:
     if isinstance(error, UsageError):
         return _print_error("usage", str(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, PlanAdapterError):
-        kind = next(cls for cls in type(error).__mro__ if cls not in (ApprovalRequiredError, NotStoredError, RunNotFoundError))
-        return _print_error(kind.__name__, str(error), code_of_error(error), as_json=as_json)
+        earlier = next(cls for cls in type(error).__mro__ if cls not in (ApprovalRequiredError, NotStoredError, RunNotFoundError))
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__.removesuffix("Error")).lower()
+        return _print_error(name, str(error), code_of_error(error), as_json=as_json, earlier=earlier.__name__)
     message = " ".join(traceback.format_exception_only(error)[-1].split())
     traceback_file = output.save_traceback(error)
     where = f"the traceback is in {traceback_file}, and {DEBUG_HINT}" if traceback_file is not None else DEBUG_HINT
-    return _print_error(type(error).__name__, f"unexpected {without_passwords(message)}; {where}", ExitCode.FAILED, as_json=as_json)
+    message = f"unexpected {without_passwords(message)}; {where}"
+    return _print_error("unexpected", message, ExitCode.FAILED, as_json=as_json, earlier=type(error).__name__)
 
 
 def _unused_tokens_message(error: "UnusedCliTokensError") -> str:
@@ -263,9 +266,9 @@ def _settings_message(error: "ValidationError") -> str:
     return "; ".join(f"PLAN_ADAPTER_{name}: {demand_of(detail)}" for name, detail in zip(names, errors, strict=True))
 
 
-def _print_error(kind: str, message: str, code: ExitCode, *, as_json: bool) -> int:
+def _print_error(name: str, message: str, code: ExitCode, *, as_json: bool, earlier: str | None = None) -> int:
     if as_json:
-        output.json_line({"error": kind, "message": message})
+        output.json_error(name, message, earlier=earlier or name)
     output.note(f"plan: {message}")
     return code
 

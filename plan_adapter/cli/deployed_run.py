@@ -78,7 +78,7 @@ async def _complete_inputs(
 def _show_start(runbook: DeployedRunbook, flow_run_id: str, server: Server, *, detach: bool, as_json: bool) -> None:
     url = server.run_url(flow_run_id)
     if as_json and detach:
-        output.json_line({"deployment": runbook.name, "deployment_id": runbook.id, "flow_run_id": flow_run_id, "run_url": url})
+        output.json_line("flow_run", {"deployment": runbook.name, "deployment_id": runbook.id, "flow_run_id": flow_run_id, "run_url": url})
     elif detach:
         output.line(f"flow run {flow_run_id} of {runbook.name}")
     for line in ui_hint(url) if url is not None else ():
@@ -146,7 +146,7 @@ def _link_lines(flow_run_id: str, server: Server) -> list[str]:
 def _report_missing_run(flow_run_id: str, end: FlowRunEnd, *, as_json: bool) -> int:
     """Print how a flow run ended that recorded no run, and return the exit code."""
     if as_json:
-        output.json_line({"flow_run_id": flow_run_id, "state": end.name, "message": end.message})
+        output.json_line("flow_run", {"flow_run_id": flow_run_id, "state": end.name, "message": end.message})
     else:
         output.line(f"flow run {flow_run_id}: {end.name}" + (f": {one_line(end.message)}" if end.message else ""))
     output.note("the worker recorded no run: see its log and the log of the flow run in Prefect")

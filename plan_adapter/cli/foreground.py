@@ -225,7 +225,7 @@ class ForegroundRun:
 
     def _refuse_yes(self, error: YesRefusedError) -> int:
         if self._as_json:
-            output.json_line({"error": "NotApprovedError", "message": str(error)})
+            output.json_error("not-approved", str(error), earlier="NotApprovedError")
         output.note(f"plan: --yes is refused, and nothing has started: {error}; `--detach` leaves the run waiting for an approver")
         return code_of_error(error)
 
@@ -312,7 +312,7 @@ def _is_error_on_screen(run: "PlanRun") -> bool:
 def show_result(run: "PlanRun", *, as_json: bool, hint: str | None, left_behind: "Sequence[LeftBehind]" = (), cause: bool = True) -> None:
     """Print the result of the run to stdout and what to type next to stderr: `hint`, or the default. Without `cause`, not why it failed."""
     if as_json:
-        output.json_line(run_json(run, steps=True))
+        output.json_line("run", run_json(run, steps=True))
     else:
         output.line(run_status(run))
         if cause and (message := run_message(run)) is not None:

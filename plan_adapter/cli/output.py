@@ -96,7 +96,17 @@ def note(text: str) -> None:
         _silence(sys.stderr)
 
 
-def json_line(value: Mapping[str, Any]) -> None:
+def json_line(kind: str, value: Mapping[str, Any]) -> None:
+    """Print one JSON object of this type (one of `output.schema.json`) in one line to stdout, at once."""
+    json_object({"type": kind, **value})
+
+
+def json_error(code: str, message: str, *, earlier: str) -> None:
+    """Print an error as an object. `earlier` is the value of its key `error`, from before there was a `code`."""
+    json_line("error", {"code": code, "message": message, "hint": None, "at": None, "error": earlier})
+
+
+def json_object(value: Mapping[str, Any]) -> None:
     """Print one JSON object in one line to stdout, at once."""
     with writing_to_stdout():
         sys.stdout.write(json_text(value, is_ascii=not is_unicode(sys.stdout)) + "\n")
@@ -121,7 +131,7 @@ def problems(found: Iterable["Problem"], *, as_json: bool, to_stdout: bool) -> N
     """Print each problem as a JSON object on stdout, or the lines of `in_lines`."""
     for problem in found if as_json else in_lines(found):
         if as_json:
-            json_line(problem_json(problem))
+            json_line("problem", problem_json(problem))
         elif to_stdout:
             line(str(problem))
         else:

@@ -86,7 +86,7 @@ class JsonDisplay:
         if self._is_closed:
             return
         try:
-            output.json_line(event_json(event))
+            output.json_line("event", event_json(event))
         except BrokenPipeError:
             self._is_closed = True
             output.abandon_stdout()

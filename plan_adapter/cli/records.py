@@ -25,6 +25,7 @@ def run_json(run: PlanRun, *, steps: bool) -> dict[str, Any]:
     fields = asdict(run)
     step_runs = fields.pop("steps")
     fields["summary"] = {name: value for name, value in asdict(run.summary()).items() if name not in ("id", "description", "status")}
+    fields["plan_digest"] = run.digest
     fields["outcome"] = run.outcome
     current = None if run.status.has_ended else run.current_step
     fields["current_step"] = None if current is None else current.id
@@ -35,7 +36,8 @@ def event_json(event: Event) -> dict[str, Any]:
     """Return `event` as one object; its `step` is the step run as it was at that time."""
     fields: dict[str, Any] = {"event": event.kind, "run_id": event.run.id}
     if event.kind == "run_started":
-        fields |= {"name": event.run.name, "digest": event.run.digest, "flow_run_id": event.run.flow_run_id}
+        fields |= {"name": event.run.name, "digest": event.run.digest, "plan_digest": event.run.digest}
+        fields["flow_run_id"] = event.run.flow_run_id
     if event.step is not None:
         fields["step"] = event.step.id if event.kind in ("log", "spoken", "call_started", "call_ended") else asdict(event.step)
     if event.name is not None and event.step is not None and event.name != event.step.id:
@@ -65,6 +67,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "label": gate.label,
         "name": gate.name,
         "description": gate.description,
+        "approval_digest": gate.approval_digest,
         "digest": gate.approval_digest,
         "command": answer_command(gate) if gate.end is None else None,
         "opened_at": gate.opened_at,
@@ -120,7 +123,10 @@ def run_message(run: PlanRun) -> str | None:
 
 def version_json(version: "PlanVersion | None") -> dict[str, Any] | None:
     """Return a stored version as `--json` prints it; None if nothing was stored."""
-    return None if version is None else {name: getattr(version, name) for name in ("name", "version", "digest", "author")}
+    if version is None:
+        return None
+    digests = {"plan_digest": version.digest, "digest": version.digest}
+    return {"name": version.name, "version": version.version, **digests, "author": version.author}
 
 
 def difference_lines(old: ExecutionPlan, new: ExecutionPlan) -> list[str]:

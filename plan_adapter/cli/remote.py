@@ -55,9 +55,9 @@ async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> i
 
         found = (await open_forms())[::-1][:limit]
     now = datetime.now(UTC)
-    if as_json:
+    if found and as_json:
         for form in found:
-            output.json_line(_form_json(form, server))
+            output.json_line("gate", _form_json(form, server))
     elif found:
         columns = ("RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "KNOWN BY")
         output.table(columns, [_row(form, now) for form in found])
@@ -113,7 +113,7 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
     if refused is not None:
         raise NotApprovedError(f"the run refused this answer: {refused}")
     if as_json:
-        output.json_line({**_form_json(form, server), "decision": options.decision})
+        output.json_line("answer", {**_form_json(form, server), "decision": options.decision})
     else:
         what = form.name if form.step_id is None else f"step {_step_name(form)} of {form.name}"
         output.line(f"{decision_word(form, options.decision)} {what}: run {form.run_id}")
@@ -169,7 +169,7 @@ async def _wait_for_refusal(form: "OpenForm") -> str | None:
 
 def _print_request(form: "OpenForm", request: ApprovalRequest, server: Server, *, as_json: bool) -> None:
     if as_json:
-        output.json_line({**_form_json(form, server), "text": request.text})
+        output.json_line("gate", {**_form_json(form, server), "text": request.text})
     else:
         output.markdown(without_picture(request.text).rstrip("\n"))
         output.note(f"`{_answer_command(form)}` {'answers' if form.kind == 'question' else 'approves exactly this'}")
@@ -203,6 +203,7 @@ def _form_json(form: "OpenForm", server: Server) -> dict[str, Any]:
         "item": item_number(form.item),
         "label": form.label,
         "name": form.name,
+        "approval_digest": form.approval_digest,
         "digest": form.approval_digest,
         "command": _answer_command(form),
         "opened_at": form.opened_at,

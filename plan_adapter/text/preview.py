@@ -1,6 +1,7 @@
 """`Preview`: what a run of a plan would do, before anything runs: order, predicted parameters, retries, effects, worst-case duration."""
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
@@ -71,7 +72,7 @@ class StepPreview:
             **({"items_at_once": self.at_once} if step.is_group else {}),
             **({"group": step.group} if step.group is not None else {}),
             **({"within": step.within.id} if step.within is not None else {}),
-            "worst_case_ms": self.worst_case_ms,
+            "worst_case_ms": None if self.worst_case_ms is None else math.ceil(self.worst_case_ms),
             "finally": self.is_finally_step,
             **({"rollback": asdict(self.rollback)} if self.rollback is not None else {}),
         }
@@ -124,6 +125,7 @@ class Preview:
             "name": self.plan.name,
             "description": self.plan.description,
             "run_name": self.run_name,
+            "plan_digest": self.digest,
             "digest": self.digest,
             "approval_digest": self.approval_digest,
             "requires_approval": self.requires_approval,
@@ -137,7 +139,7 @@ class Preview:
             "max_parallel_steps": self.plan.options.parallel_limit,
             "on_error": self.plan.options.on_error,
             "total_timeout_ms": self.plan.options.total_timeout_ms,
-            "worst_case_ms": self.worst_case_ms,
+            "worst_case_ms": None if self.worst_case_ms is None else math.ceil(self.worst_case_ms),
             "cannot_be_undone": [step.step.id for step in self.irreversible],
             "effects": {str(effect): count for effect, count in self.effects.items()},
             "steps": [step.as_json() for step in self.steps],

@@ -410,7 +410,8 @@ def _check_time_limits(plans: Sequence[ExecutionPlan], calls: Sequence[Call], fi
     plan = plans[0]
     is_limited = {False: any(outer.options.total_timeout_ms for outer in plans), True: bool(plan.options.finally_timeout_ms)}
     commands = [call for call in calls if call.step.tool_name in _COMMANDS and not is_limited[call.is_finally_step]]
-    if endless := [call for call in commands if not plan.timeout_ms_of(call.step)]:
+    inherited = next((outer.options.step_timeout_ms for outer in plans if outer.options.step_timeout_ms), 0)
+    if endless := [call for call in commands if not (inherited if call.step.timeout_ms is None else call.step.timeout_ms)]:
         names = listed([f"`{call.step.id}`" for call in endless], _NAMED_CALLS)
         message = f"{names} {'has' if len(endless) == 1 else 'have'} no time limit: a command that hangs is never ended"
         findings.warn("no-timeout", endless[0].at, message, "write `step_timeout_ms` in `options`, or `timeout: 5m` in the step")

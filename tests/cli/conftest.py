@@ -1,15 +1,18 @@
 """Fixtures that run the command line in this process, with a separate home and without a server."""
 
+import functools
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from plan_adapter.cli.app import main
+from plan_adapter.cli.verbs.schema import output_schema
 from plan_adapter.local.private_files import make_folder
 
 
@@ -40,6 +43,24 @@ class CommandResult:
 
 Plan = Callable[..., CommandResult]
 
+NO_LINES = ("schema", "export")
+"""The verbs whose `--json` prints a schema or the record of a run."""
+
+
+@functools.cache
+def _validators() -> dict[str, Draft202012Validator]:
+    """Return a validator for each type of line in `plan schema --json-output`."""
+    types = cast("list[dict[str, Any]]", output_schema()["oneOf"])
+    return {line_type["title"]: Draft202012Validator(line_type) for line_type in types}
+
+
+def check_lines(text: str) -> None:
+    """Assert that each line is an object of a type in `plan schema --json-output`, with the keys of that type and no others."""
+    for line in text.splitlines():
+        value = json.loads(line)
+        errors = [error.message for error in _validators()[value["type"]].iter_errors(value)]
+        assert not errors, (errors, value)
+
 
 def digest_of(plan: Plan, run_id: str) -> str:
     """Return the approval digest of the current plan of a run."""
@@ -69,6 +90,8 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
+        if "--json" in arguments and arguments[0] not in NO_LINES:
+            check_lines(captured.out)
         return CommandResult(code, captured.out, captured.err)
 
     return call

@@ -57,7 +57,8 @@ def test_a_second_answer_is_refused_and_the_error_shows_the_first(plan: Plan) ->
 def test_a_refused_answer_says_who_may_answer(plan: Plan) -> None:
     run_id = waiting(plan, approval={"approvers": ["ana"], "self_approval": False})
     result = plan("approve", run_id, "--json", "--yes")
-    assert (result.code, result.lines) == (10, [{"error": "NotApprovedError", "message": f"{ME} may not answer here; only ana may"}])
+    (error,) = result.lines
+    assert (result.code, error["code"], error["message"]) == (10, "not-approved", f"{ME} may not answer here; only ana may")
     assert len(plan("gates", "--json").lines) == 1
 
     async def last() -> tuple[str, str | None, str | None]:

@@ -56,7 +56,7 @@ def test_a_wrong_digest_is_refused_and_the_error_shows_the_current_one(plan: Pla
         result = plan(verb, run_id, "--digest", read[:12], "--json")
         shows = f"`plan approve {run_id} --show` prints it, then `plan {verb} {run_id} --digest {now}` answers"
         message = f"the content of the gate changed: you answered about {read[:12]}, and the gate now asks about {now}; {shows}"
-        assert (result.code, result.lines) == (10, [{"error": "NotApprovedError", "message": message}])
+        assert (result.code, result.run["error"], result.run["message"]) == (10, "NotApprovedError", message)
     assert plan("show", run_id, "--json").run["approvals"] == []
     assert plan("approve", run_id, "--digest", now).code == 0
 

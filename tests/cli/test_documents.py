@@ -177,7 +177,7 @@ def test_problems_are_json_objects_with_the_json_option(plan: Plan, invalid_plan
     result = plan("validate", invalid_plan, "--json")
     assert result.code == 2
     assert [(line["code"], line["line"]) for line in result.lines[:-1]] == [("unknown-tool", 5), ("unknown-step", 6)]
-    assert result.run == {"plan": "broken.yaml", "valid": False, "errors": 2, "warnings": 0}
+    assert result.run == {"type": "validation", "plan": "broken.yaml", "valid": False, "errors": 2, "warnings": 0}
 
 
 @pytest.mark.parametrize("verb", ["preview", "run", "show"])

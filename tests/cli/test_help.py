@@ -98,7 +98,8 @@ def test_invalid_settings_are_explained_without_showing_their_values(plan: Plan,
 def test_a_usage_error_is_a_json_object_with_the_json_option(plan: Plan) -> None:
     result = plan("explain", "cyle", "--json")
     assert result.code == 2
-    assert result.lines == [{"error": "usage", "message": "no problem has the code `cyle`; did you mean `cycle`?"}]
+    message = "no problem has the code `cyle`; did you mean `cycle`?"
+    assert result.lines == [{"type": "error", "code": "usage", "message": message, "hint": None, "at": None, "error": "usage"}]
 
 
 def test_the_version_is_printed(plan: Plan) -> None:

@@ -78,7 +78,8 @@ def test_a_detached_run_starts_with_its_inputs_and_those_of_the_deployment(plan:
     assert result.code == 0
     flow_run_id = result.run["flow_run_id"]
     page = prefect_server.run_url(flow_run_id)
-    assert result.run == {"deployment": f"{name}/{name}", "deployment_id": made["id"], "flow_run_id": flow_run_id, "run_url": page}
+    made_by = {"deployment": f"{name}/{name}", "deployment_id": made["id"]}
+    assert result.run == {"type": "flow_run", **made_by, "flow_run_id": flow_run_id, "run_url": page}
     assert in_prefect(flow_run_id).parameters == {"one": "甲", "other": "x"}
     missing = f"no worker has polled the pool `{name}` in the last minute: `{worker_command(name, prefect_server)}` starts one"
     assert result.err.splitlines() == [page, missing]

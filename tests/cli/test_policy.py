@@ -23,7 +23,7 @@ def write_policy(name: str = "policy.json", **fields: Any) -> str:
 def test_a_missing_policy_is_reported(plan: Plan) -> None:
     shown = plan("policy")
     assert (shown.code, "the store has no policy" in shown.out, "`plan policy set FILE`" in shown.out) == (0, True, True)
-    assert plan("policy", "show", "--json").lines == [{"number": None, "policy": None, "problem": None}]
+    assert plan("policy", "show", "--json").lines == [{"type": "policy", "number": None, "policy": None, "problem": None}]
     assert "ok  the store has no policy: the environment of each process decides" in plan("doctor").out
 
 

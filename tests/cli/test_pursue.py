@@ -95,7 +95,7 @@ def test_json_prints_the_draft_the_events_the_run_and_the_summary(pursue: Pursue
     assert result.lines[0]["plan"]["steps"][0]["id"] == "first"
     assert result.lines[0]["plan"]["permissions"] == ["大声"]
     assert result.lines[-2]["status"] == "completed"
-    assert result.lines[-1] == {"facts": FACTS, "summary": "问候了两次。\n全部完成。"}
+    assert result.lines[-1] == {"type": "summary", "facts": FACTS, "summary": "问候了两次。\n全部完成。"}
 
 
 def test_nothing_runs_and_nothing_is_summarized_before_the_approval(pursue: Pursue, plan: Plan) -> None:
@@ -140,7 +140,7 @@ def test_a_plan_can_mix_calls_and_goals(pursue: Pursue) -> None:
     with scripted(playing(greets, plan=done(FIRST, goal))) as server:
         result = pursue(server, "--json")
     assert result.code == 0, result.err
-    assert result.lines[-1] == {"facts": FACTS, "summary": "完成了。"}
+    assert result.lines[-1] == {"type": "summary", "facts": FACTS, "summary": "完成了。"}
     reached = next(step for step in result.lines[-2]["steps"] if step["id"] == "all")["result"]
     assert [evidence["summary"] for evidence in reached["evidence"]] == ['{"text":"你好, 甲"}', '{"text":"你好, 乙"}']
 
@@ -159,6 +159,6 @@ def test_the_summary_is_an_artifact_of_the_flow_run(plan: Plan, monkeypatch: pyt
         configure(monkeypatch, server.url)
         result = plan("pursue", TASK, *TOOLS, "--json")
     assert result.code == 0, result.err
-    assert result.lines[-1] == {"facts": FACTS, "summary": "问候了两次。\n全部完成。"}
+    assert result.lines[-1] == {"type": "summary", "facts": FACTS, "summary": "问候了两次。\n全部完成。"}
     shown = f"{FACTS}\n\nSummary by the model:\n\n问候了两次。\n\n全部完成。"
     assert asyncio.run(artifacts_of(result.lines[-2]["flow_run_id"]))["summary"] == shown

@@ -23,7 +23,7 @@ outputs: {marked: "${{ steps.mark.result.stdout }}"}
 MOVE = """\
 name: move
 description: Move to another site
-options: {require_approval: false}
+options: {require_approval: false, step_timeout_ms: 60000}
 steps:
   - id: verify
     plan: parts/site.yaml

@@ -115,7 +115,9 @@ async def _open_offers(options: _ServerOptions) -> "AsyncGenerator[Offers]":
 async def _print_offers(options: _ServerOptions) -> None:
     async with _open_offers(options) as offers:
         for offer in await offers.all():
-            output.json_line({"name": offer.name, "description": offer.description, "effect": offer.effect, "parameters": offer.schema})
+            output.json_line(
+                "offer", {"name": offer.name, "description": offer.description, "effect": offer.effect, "parameters": offer.schema}
+            )
 
 
 async def _serve(options: _ServerOptions) -> None:

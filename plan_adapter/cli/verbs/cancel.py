@@ -67,7 +67,7 @@ async def cancel(
             await show_end_in_prefect(found.id, store, Settings())
         notes = await _what_is_left(found, store) if found.status is PlanStatus.CANCELLED else []
     if json:
-        output.json_line(run_json(found, steps=False))
+        output.json_line("run", run_json(found, steps=False))
     else:
         output.line(run_status_line(found))
     for note in notes:

@@ -309,7 +309,7 @@ def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is
                 "action": deployment.action,
                 "changes": list(deployment.changes),
             }
-            output.json_line({**fields, "pool": deployment.pool, "form": form, "dry_run": is_dry})
+            output.json_line("deployment", {**fields, "pool": deployment.pool, "form": form, "dry_run": is_dry})
             continue
         what = f"would be {deployment.action}" if is_dry and deployment.action != "unchanged" else deployment.action
         changes = f": {', '.join(deployment.changes)}" if deployment.changes else ""

@@ -18,7 +18,7 @@ async def diff(old: str, new: str, /, *, json: bool = False) -> int:
     async with open_store(Settings()) as store:
         lines = difference_lines(await plan_of(old, store), await plan_of(new, store))
     if json:
-        output.json_line({"old": old, "new": new, "differences": lines})
+        output.json_line("difference", {"old": old, "new": new, "differences": lines})
         return ExitCode.DONE
     for line in lines:
         output.line(line)

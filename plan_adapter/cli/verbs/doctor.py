@@ -44,7 +44,7 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
     findings += [] if plan is None else _check_plan(plan, tools or [], settings)
     for finding in findings:
         if json:
-            output.json_line(asdict(finding))
+            output.json_line("check", asdict(finding))
         else:
             output.line(f"{'ok ' if finding.ok else 'BAD'} {finding.what}" + (f"\n    {finding.hint}" if finding.hint else ""))
     return ExitCode.DONE if all(finding.ok for finding in findings) else ExitCode.USAGE

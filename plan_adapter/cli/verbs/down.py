@@ -14,7 +14,7 @@ def down(*, json: bool = False) -> int:
     """
     stopped = stop_server(Settings())
     if json:
-        output.json_line({"stopped": stopped})
+        output.json_line("local_server", {"stopped": stopped})
     else:
         output.line("the local Prefect server is stopped" if stopped else "no local Prefect server was running")
     return ExitCode.DONE

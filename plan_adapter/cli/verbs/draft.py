@@ -231,7 +231,7 @@ async def _run_draft(job: DraftJob, model: "OpenAIModel", *, resumed: Draft | No
     finally:
         await model.aclose()
     if job.as_json:
-        streams.json_line(draft_json(drafted, question=question))
+        streams.json_line("draft", draft_json(drafted, question=question))
     code = report(drafted, job.destination, as_json=job.as_json)
     if question is not None:
         streams.note(f"answer it at a terminal; {_continue_hint(job, drafted.id)}")
@@ -290,7 +290,7 @@ def _print_prompt(job: DraftJob, redactor: "Redactor") -> int:
 
     messages = prompt_for_chat(job.request, job.tools, redactor=redactor)
     if job.as_json:
-        streams.json_line({"messages": [{"role": message.role, "content": message.content} for message in messages]})
+        streams.json_line("prompt", {"messages": [{"role": message.role, "content": message.content} for message in messages]})
     if hidden := redact_request(job.request, redactor)[1]:
         streams.note(f"note: {redaction_note(hidden)}")
     if not job.as_json or job.destination.path is not None:
@@ -308,7 +308,7 @@ async def _check_chat_answer(job: DraftJob, text: str, redactor: "Redactor") -> 
         await store.drafts.keep(result.draft, result.draft.calls[0])
         await store.drafts.end(result.draft)
     if job.as_json:
-        streams.json_line({**draft_json(result.draft, question=result.question), "reply": result.reply})
+        streams.json_line("draft", {**draft_json(result.draft, question=result.question), "reply": result.reply})
     if result.question is not None:
         streams.note(f"the model asks: {result.question}\nanswer it in the chat, and run again with --answer and what comes back")
         return ExitCode.USAGE

@@ -30,7 +30,7 @@ async def enroll(person: str, /, *, force: bool = False, json: bool = False) -> 
         await store.codes.enroll(person, encrypt_seed(person, seed, settings), by=by, replaces=replaced)
         where = store.label
     if json:
-        output.json_line({"person": person, "uri": uri, "replaced": replaced})
+        output.json_line("enrollment", {"person": person, "uri": uri, "replaced": replaced})
     else:
         output.line(uri)
     output.note(

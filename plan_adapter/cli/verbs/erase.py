@@ -51,7 +51,7 @@ async def erase(run: str, /, *, fields: list[str], dry_run: bool = False, yes: b
 def _print_erasure(erasure: "Erasure", *, is_erased: bool, as_json: bool) -> None:
     if as_json:
         fields = asdict(erasure)
-        output.json_line({"run": fields.pop("run_id"), **fields, "files": sorted(erasure.files), "erased": is_erased})
+        output.json_line("erasure", {"run": fields["run_id"], **fields, "files": sorted(erasure.files), "erased": is_erased})
     else:
         output.line(f"{'erased' if is_erased else 'would erase'} {_describe(erasure)}")
     if erasure.short:

@@ -17,7 +17,7 @@ def explain(code: str | None = None, /, *, json: bool = False) -> int:
         raise UsageError(f"no problem has the code `{wanted[0]}`; {did_you_mean(wanted[0], list(CATALOGUE))}")
     for name in wanted:
         if json:
-            output.json_line({"code": name, "explanation": CATALOGUE[name]})
+            output.json_line("explanation", {"code": name, "explanation": CATALOGUE[name]})
         else:
             output.line(f"{name}: {CATALOGUE[name]}")
     return ExitCode.DONE

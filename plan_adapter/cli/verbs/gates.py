@@ -97,16 +97,16 @@ def _print_gates(
     as_json: bool,
 ) -> None:
     shown = found[:limit]
+    if not shown:
+        output.note(tr("nothing waits for an answer"))
+        return
     if as_json:
         server = known_server(settings) if any(gate.flow_run_id for gate in shown) else None
         for gate in shown:
             link = server.run_url(gate.flow_run_id) if server is not None and gate.flow_run_id is not None else None
             asked = changes.get(gate.id)
             requested = None if asked is None else {"by": asked.by, "note": asked.note, "at": asked.at}
-            output.json_line({**gate_json(gate), "link": link, "changes": requested, "process": commands.get(gate.approval_digest)})
-        return
-    if not shown:
-        output.note(tr("nothing waits for an answer"))
+            output.json_line("gate", {**gate_json(gate), "link": link, "changes": requested, "process": commands.get(gate.approval_digest)})
         return
     ids = {gate.run_id: gate.run_id for gate in shown} if wide else short_ids([gate.run_id for gate in shown])
     columns = [tr("RUN"), tr("RUNBOOK"), tr("WAITS FOR"), tr("AGE"), tr("UNTIL"), tr("WHO")]

@@ -50,7 +50,7 @@ async def graph(
     else:
         plan, drawn = found, graph_of(found, _effects(tools or []))
     if json:
-        streams.json_line(asdict(drawn))
+        streams.json_line("graph", asdict(drawn))
         return ExitCode.DONE
     text = await mermaid_text(plan, tools or []) if format == "mermaid" else _drawn(drawn, format)
     if output is None:

@@ -20,14 +20,14 @@ def guide(topic: str | None = None, /, *, json: bool = False) -> int:
         rows = [(name, text.splitlines()[0].lstrip("# ")) for name, text in pages.items()]
         if json:
             for name, title in rows:
-                output.json_line({"topic": name, "title": title})
+                output.json_line("guide_page", {"topic": name, "title": title})
         else:
             output.table(("TOPIC", "TITLE"), rows)
         return ExitCode.DONE
     if topic not in pages:
         raise UsageError(f"the guide has no page `{topic}`; {did_you_mean(topic, list(pages))}")
     if json:
-        output.json_line({"topic": topic, "text": pages[topic]})
+        output.json_line("guide_page", {"topic": topic, "text": pages[topic]})
     elif output.is_terminal(sys.stdout):
         _render(pages[topic])
     else:

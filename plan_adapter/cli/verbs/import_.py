@@ -88,7 +88,9 @@ async def import_plans(
             versions = [await store.save(each.plan, author=os_user()) for each in imported]
     for converted, destination, version in zip(imported, destinations, versions, strict=True):
         if json:
-            output.json_line({"plan": converted.plan.to_document(), "notes": [*converted.notes], "saved": version_json(version)})
+            output.json_line(
+                "imported_plan", {"plan": converted.plan.to_document(), "notes": [*converted.notes], "saved": version_json(version)}
+            )
         if destination is not None and (destination.path is not None or not (json or save)):
             destination.write_plan(converted.plan)
         for text in converted.notes:

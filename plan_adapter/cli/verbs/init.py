@@ -62,7 +62,7 @@ def init(path: Path = Path("plan.yaml"), /, *, json: bool = False) -> int:
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     if json:
-        output.json_line({"path": str(path)})
+        output.json_line("file", {"path": str(path)})
     else:
         output.line(f"wrote {path}; try `plan run {shlex.quote(str(path))} --offline`")
     return ExitCode.DONE

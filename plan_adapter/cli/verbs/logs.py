@@ -105,7 +105,7 @@ def _step_id(line: LogLine) -> str | None:
 def _print_line(line: LogLine, *, as_json: bool) -> None:
     if as_json:
         fields: dict[str, Any] = {"at": line.at, "step": line.step, "text": line.text}
-        output.json_line(fields)
+        output.json_line("log_line", fields)
         return
     head = f"{line.at.astimezone():%H:%M:%S} {line.step or '(run)'} | "
     for text in line.text.splitlines() or [""]:

@@ -32,7 +32,7 @@ async def notify(*blocks: Annotated[str, Parameter(name="BLOCK")], after: str = 
             raise UsageError(f"--after {after}: Prefect's minimum is {MIN_DELAY.total_seconds():g} seconds")
         for applied in await apply_notifications(blocks, after=delay):
             if json:
-                output.json_line({"automation": applied.name, "done": applied.done, "enabled": applied.is_enabled})
+                output.json_line("automation", {"automation": applied.name, "done": applied.done, "enabled": applied.is_enabled})
             else:
                 off = "" if applied.is_enabled else " (it is disabled and stays disabled)"
                 output.line(f"{applied.done} {applied.name}: {applied.description}{off}")

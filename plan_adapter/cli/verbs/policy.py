@@ -61,14 +61,14 @@ async def _show_policy(store: "PlanStore", *, with_all: bool, as_json: bool) -> 
     versions, problem = await store.policy.history()
     for version in versions if with_all else versions[-1:]:
         if as_json:
-            output.json_line({**_version_json(version), "problem": problem})
+            output.json_line("policy", {**_version_json(version), "problem": problem})
         else:
             _print_version(version)
     if problem is not None:
         output.note(f"altered: {problem}; this store approves and runs nothing until its owner restores the rows")
         return ExitCode.FAILED
     if not versions and as_json:
-        output.json_line({"number": None, "policy": None, "problem": None})
+        output.json_line("policy", {"number": None, "policy": None, "problem": None})
     elif not versions:
         output.line("the store has no policy: the environment of each process decides who may do what; `plan policy set FILE` sets one")
     return ExitCode.DONE
@@ -91,7 +91,7 @@ async def _set_policy(
         identity, signature = await _sign_policy(new, number, author, store, settings)
     version = await store.policy.set(NewPolicy(new, number, author, identity.known_by, signature), identity=identity)
     if as_json:
-        output.json_line(_version_json(version))
+        output.json_line("policy", _version_json(version))
         return ExitCode.DONE
     output.line(f"version {version.number} of the store's policy applies from now on, set by {one_line(version.by)} ({version.known_by})")
     if not new.operators:

@@ -72,7 +72,7 @@ def preview(
     if json:
         creators = validated.created_secrets.creators
         places = [asdict(location) | {"created_by": list(creators.get(location.name, ()))} for location in locations]
-        output.json_line(shown.as_json() | {"secret_places": places})
+        output.json_line("preview", shown.as_json() | {"secret_places": places})
     else:
         output.markdown(preview_text(shown).rstrip("\n"))
         if locations:
@@ -133,7 +133,9 @@ async def _preview_resume(run: str, options: ResumeOptions | None, *, tools: lis
             }
             for step_id, kind in shown.items()
         ]
-        output.json_line({"run_id": found.id, "steps": steps, "tools": [asdict(change) for change in changes], "code": notices})
+        output.json_line(
+            "resume_preview", {"run_id": found.id, "steps": steps, "tools": [asdict(change) for change in changes], "code": notices}
+        )
         return ExitCode.DONE
     rows = [(step_id, _FATE_TEXTS[kind] + _reason_suffix(choices[step_id].reason)) for step_id, kind in shown.items()]
     output.table(("STEP", "ON RESUME"), rows)
@@ -180,7 +182,8 @@ def _item_fates(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "R
 def _print_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
     if as_json:
         output.json_line(
-            {"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item_number(item)} for step_id, item in left]}
+            "resume_preview",
+            {"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item_number(item)} for step_id, item in left]},
         )
     else:
         targets = ", ".join(unit_names(left, labels))

@@ -70,7 +70,7 @@ async def promote(
         promotion = promote_run(plan, registry, others=others, name=name, without=without or ())
         saved = await store.save(promotion.plan, author=os_user()) if save else None
     if json:
-        output.json_line({**_promotion_json(source_run, promotion, warnings), "saved": version_json(saved)})
+        output.json_line("promotion", {**_promotion_json(source_run, promotion, warnings), "saved": version_json(saved)})
     if not json or out is not None:
         origin = f"promoted from run {source_run.id}, {source_run.outcome_text}, {moment(source_run.completed_at)}"
         header = f"{origin}; check each input: rename it, or remove it"
@@ -116,7 +116,7 @@ def _promotion_json(run: "PlanRun", promotion: Promotion, warnings: list[str]) -
         {"name": proposed.name, **proposed.definition.model_dump(mode="json", exclude_none=True), **_reasons_and_places(asdict(proposed))}
         for proposed in promotion.inputs
     ]
-    return {"run": run.id, "plan": promotion.plan.to_document(), "inputs": inputs, "notes": [*warnings, *promotion.notes]}
+    return {"run_id": run.id, "run": run.id, "plan": promotion.plan.to_document(), "inputs": inputs, "notes": [*warnings, *promotion.notes]}
 
 
 def _reasons_and_places(fields: dict[str, Any]) -> dict[str, Any]:

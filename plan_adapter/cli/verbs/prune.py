@@ -81,7 +81,7 @@ async def prune(
 def _print_runs(runs: "Iterable[OldRun]", *, as_json: bool) -> None:
     if as_json:
         for run in runs:
-            output.json_line(asdict(run))
+            output.json_line("pruned_run", {**asdict(run), "plan_digest": run.digest})
         return
     output.table(
         ("RUN", "PLAN", "STATUS", "ENDED", "KEPT"), [(run.id, run.name, run.status, moment(run.ended_at), run.kept or "-") for run in runs]

@@ -77,7 +77,7 @@ async def pursue(
     try:
         draft, question = await draft_with_model(language_model, job)
         if json:
-            streams.json_line(draft_json(draft, question=question))
+            streams.json_line("draft", draft_json(draft, question=question))
         print_report(draft)
         if question is not None:
             streams.note("answer it at a terminal, or say it with --context")
@@ -108,7 +108,7 @@ async def _run_drafted_plan(
         code = await foreground.complete(_run_and_summarize(execution, model, request, server, summaries))
     for summary in summaries:
         if options.json:
-            streams.json_line({"facts": summary.facts, "summary": summary.by_model or None})
+            streams.json_line("summary", {"facts": summary.facts, "summary": summary.by_model or None})
         else:
             streams.line(visible(summary.text))
         if summary.failure:

@@ -29,12 +29,12 @@ async def reconcile(*, offline: bool = False, json: bool = False) -> int:
     with use_server(server) if server is not None else nullcontext():
         async with open_store(settings) as store:
             found = await reconcile_runs(store, with_prefect=server is not None)
-    if json:
-        for finding in found:
-            output.json_line(asdict(finding))
-        return ExitCode.DONE
     if not found:
         output.note("nothing to correct")
+        return ExitCode.DONE
+    if json:
+        for finding in found:
+            output.json_line("finding", asdict(finding))
         return ExitCode.DONE
     rows = [
         (finding.run_id, finding.name, finding.message, "corrected" if finding.is_corrected else finding.command or "-")

@@ -43,7 +43,7 @@ async def report(
     with streams.atomic_file(path, private=True, overwrite=force) as file:
         file.write(text)
     if json:
-        streams.json_line({"run_id": found.state.run.id, "path": path})
+        streams.json_line("report", {"run_id": found.state.run.id, "path": path})
     else:
         streams.line(str(path))
     return ExitCode.DONE

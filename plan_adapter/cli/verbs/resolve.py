@@ -85,7 +85,7 @@ async def resolve(
         is_of_run = rollback and is_rolled_back(await store.get(found.digest), await store.ledger.history(found.id), found.rollback)
         commands = await store.outcomes.commands(found.id)
     if json:
-        output.json_line(run_json(found, steps=False))
+        output.json_line("run", run_json(found, steps=False))
         return ExitCode.DONE
     output.line(line := run_status_line(found))
     if end and (ended is None or ended not in line):

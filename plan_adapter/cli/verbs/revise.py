@@ -119,7 +119,7 @@ async def _draft_with_model(
     finally:
         await model.aclose()
     if as_json and draft.plan is None:
-        output.json_line(draft_json(draft, question=asker.unanswered))
+        output.json_line("draft", draft_json(draft, question=asker.unanswered))
     print_report(draft)
     return draft
 
@@ -144,7 +144,7 @@ async def _edit_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") 
 
 def _print_changes(run: "PlanRun", changes: list[str], draft: "Draft | None", *, as_json: bool) -> None:
     if as_json:
-        output.json_line({**run_json(run, steps=False), "changes": changes, **({} if draft is None else {"draft": draft.id})})
+        output.json_line("run", {**run_json(run, steps=False), "changes": changes, **({} if draft is None else {"draft": draft.id})})
     else:
         output.line("\n".join([difference_title(changes), *changes]))
         output.line(f"run {run.id} has the new version: {run.status}")

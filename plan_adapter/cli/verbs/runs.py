@@ -76,9 +76,9 @@ async def runs(
         await end_expired(store)
         names = None if runbook is None else await names_of_runbook(runbook, store)
         found = await store.runs(limit=limit, status=parse_status(status), names=names, tags=tag or ())
-        if json:
+        if found and json:
             for run_ in found:
-                output.json_line(run_json(run_, steps=False))
+                output.json_line("run", run_json(run_, steps=False))
         elif found:
             await _print_runs(found, store, settings, wide=wide)
         else:
@@ -132,7 +132,16 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
     if as_json:
         verdict = "altered" if invalid else found.verdict
         output.json_line(
-            {**asdict(found), "verdict": verdict, "ok": verdict == "intact", "run": run_id, "erased": erased, "signatures": checks}
+            "verification",
+            {
+                **asdict(found),
+                "verdict": verdict,
+                "ok": verdict == "intact",
+                "run_id": run_id,
+                "run": run_id,
+                "erased": erased,
+                "signatures": checks,
+            },
         )
     else:
         _print_verdict(found, checks)
@@ -162,14 +171,16 @@ def _print_tombstone(tombstone: "Tombstone", problem: str | None, signed_by: dic
     if as_json:
         verdict = "pruned" if problem is None else "altered"
         output.json_line(
+            "verification",
             {
+                "run_id": tombstone.run_id,
                 "run": tombstone.run_id,
                 "verdict": verdict,
                 "ok": problem is None,
                 "problem": problem,
                 "tombstone": asdict(tombstone),
                 "signature": signed_by,
-            }
+            },
         )
     elif problem is not None:
         output.line(f"altered: {problem}")

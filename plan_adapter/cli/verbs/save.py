@@ -24,7 +24,7 @@ async def save(plan: str, /, *, name: str | None = None, tools: list[str] | None
         newest = next(iter(await store.versions(name or validated.plan.name)), None)
         saved = await store.save(validated.plan, author=os_user(), name=name)
     if json:
-        output.json_line(version_json(saved) or {})
+        output.json_line("version", version_json(saved) or {})
         return ExitCode.DONE
     is_new = newest is None or newest.version != saved.version
     output.line(f"{saved.name}@{saved.version}: {'saved' if is_new else 'unchanged'} ({saved.digest[:12]})")

@@ -79,7 +79,7 @@ async def show(
         return ExitCode.DONE
     plan_object = _plan_json(found, plan_digest(found))  # raises the problems of the plan's document: with problems it has no digest
     if json:
-        output.json_line(plan_object)
+        output.json_line("plan", plan_object)
     else:
         output.markdown(format_plan(found).rstrip("\n"))
     return ExitCode.DONE
@@ -94,7 +94,7 @@ async def _show_drafts(beginning: str | None, *, as_json: bool) -> None:
         found = await store.drafts.newest() if beginning is None else [await store.drafts.get(beginning)]
     for draft in found:
         if as_json:
-            output.json_line(draft_json(draft, question=None))
+            output.json_line("draft", draft_json(draft, question=None))
         else:
             output.markdown(draft_line(draft) if beginning is None else draft_text(draft, whole=True).rstrip("\n"))
     if not found:
@@ -132,7 +132,7 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
             if step["id"] in found.rounds:
                 step["rounds"] = [asdict(round_) for round_ in found.rounds[step["id"]]]
         more = {"gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier, "next": found.next_text}
-        output.json_line({**shown, **more})
+        output.json_line("run", {**shown, **more})
         return
     if not shows_all:
         output.view(run_lines(account_of(found)))
@@ -263,7 +263,7 @@ def _plan_json(plan: "ExecutionPlan", digest: str) -> dict[str, Any]:
     after = dependencies_of(plan)
     lists = {"steps": plan.steps, **({"finally": plan.finally_} if plan.finally_ else {})}
     shown = {name: [_step_json(step, after[step.id]) for step in steps] for name, steps in lists.items()}
-    return {"digest": digest, **plan.to_document(), "name": plan.name, **shown}
+    return {"plan_digest": digest, "digest": digest, **plan.to_document(), "name": plan.name, **shown}
 
 
 def _step_json(step: "Step", after: "Dependencies") -> dict[str, Any]:

@@ -115,7 +115,7 @@ async def _add_approval(terms: Terms, options: AnswerOptions, settings: Settings
         except NotApprovedError as error:
             raise UsageError(str(error)) from error
     if as_json:
-        output.json_line(standing_json(standing))
+        output.json_line("standing_approval", standing_json(standing))
     else:
         output.line(f"standing approval {standing.id} of {standing.name}, by {standing.by} ({standing.known_by}): {_limits_text(standing)}")
         output.note(f"`plan standing` lists it; `plan standing revoke {standing.id}` revokes it")
@@ -128,9 +128,9 @@ async def _list_approvals(settings: Settings, *, limit: int, with_ended: bool, a
         raise UsageError("--limit must be at least 1")
     async with open_store(settings) as store:
         found, now = list(reversed(await store.standing.find(include_ended=with_ended)))[:limit], await store.now()
-    if as_json:
+    if found and as_json:
         for standing in found:
-            output.json_line(standing_json(standing))
+            output.json_line("standing_approval", standing_json(standing))
     elif found:
         columns = ("STANDING", "PLAN", "BY", "LEFT", "UNTIL", "SCHEDULES", "INPUTS", "STEPS", *(["ENDED"] if with_ended else []))
         output.table(columns, [(*_table_row(standing), *([_end_text(standing, now)] if with_ended else [])) for standing in found])
@@ -146,7 +146,7 @@ async def _revoke_approval(beginning: str, settings: Settings, *, as_json: bool)
     async with open_store(settings) as store:
         revoked = await store.standing.revoke(beginning, by=os_user())
     if as_json:
-        output.json_line(standing_json(revoked))
+        output.json_line("standing_approval", standing_json(revoked))
     else:
         output.line(f"revoked standing approval {revoked.id} of {revoked.name}, by {revoked.revoked_by} at {moment(revoked.revoked_at)}")
     return ExitCode.DONE
@@ -154,7 +154,7 @@ async def _revoke_approval(beginning: str, settings: Settings, *, as_json: bool)
 
 def standing_json(standing: "StandingApproval") -> dict[str, Any]:
     """Return a standing approval as `--json` prints it, with the runs it has left (null: no limit)."""
-    return {**asdict(standing), "runs_left": _runs_left(standing)}
+    return {**asdict(standing), "plan_digest": standing.runbook_digest, "runs_left": _runs_left(standing)}
 
 
 def _new_approval(terms: Terms, options: AnswerOptions, validated: ValidatedPlan, now: datetime) -> "StandingApproval":
@@ -203,7 +203,7 @@ def _write_beside_plan(standing: "StandingApproval", terms: Terms, policy: "Effe
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     if as_json:
-        output.json_line({**standing_json(standing), "file": str(path), "signature_file": str(signature_path(path))})
+        output.json_line("standing_approval", {**standing_json(standing), "file": str(path), "signature_file": str(signature_path(path))})
     else:
         output.line(f"wrote {path} and {signature_path(path)}: {_limits_text(standing)}")
         output.note("commit both beside the plan: scheduled runs of exactly this plan then need no other approval")

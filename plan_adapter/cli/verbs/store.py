@@ -31,7 +31,7 @@ async def store(action: Literal["status", "upgrade", "grants", "verify"] = "stat
     if action == "grants":
         grants = files("plan_adapter.store.database").joinpath("grants.sql").read_text(encoding="utf-8")
         if json:
-            output.json_line({"grants": grants})
+            output.json_line("grants", {"grants": grants})
         else:
             for text in grants.splitlines():
                 output.line(text)
@@ -44,7 +44,9 @@ async def store(action: Literal["status", "upgrade", "grants", "verify"] = "stat
         names = await plan_store.names()
         location = plan_store.label
     if json:
-        output.json_line({"store": location, "revision": revision, "plans": len(names), "newest_run": newest[0].id if newest else None})
+        output.json_line(
+            "store", {"store": location, "revision": revision, "plans": len(names), "newest_run": newest[0].id if newest else None}
+        )
         return ExitCode.DONE
     output.line(f"{location}: " + ("upgraded to" if action == "upgrade" else "ready,") + f" revision {revision}")
     output.line(f"{len(names)} named plans; newest run: {newest[0].id if newest else 'none yet'}")
@@ -64,7 +66,7 @@ async def _verify_store(plan_store: "PlanStore", *, as_json: bool) -> int:
     for problem in (await plan_store.retention.problem(), (await plan_store.policy.history())[1], await plan_store.versions_problem()):
         problems += [] if problem is None else [problem]
     if as_json:
-        output.json_line({"runs": count, "ok": not problems, "problems": problems})
+        output.json_line("store_verification", {"runs": count, "ok": not problems, "problems": problems})
     for problem in [] if as_json else problems:
         output.line(f"altered: {problem}")
     if not problems and not as_json:

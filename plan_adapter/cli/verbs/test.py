@@ -73,7 +73,7 @@ def _load_all_cases(files: Iterable[Path], tools: "ToolRegistry") -> "list[Case]
 
 def _print_result(result: "CaseResult", *, as_json: bool) -> None:
     if as_json:
-        output.json_line(_result_json(result))
+        output.json_line("test_case", _result_json(result))
     elif result.passed:
         output.line(f"ok    {result.case} ({duration(result.duration_ms)})")
     else:
@@ -88,7 +88,7 @@ def _result_json(result: "CaseResult") -> dict[str, Any]:
         "line": result.case.line,
         "name": result.case.name,
         "passed": result.passed,
-        "duration_ms": round(result.duration_ms, 1),
+        "duration_ms": round(result.duration_ms),
         "status": result.run.status,
         "reason": result.run.reason,
         "mismatches": [asdict(mismatch) for mismatch in result.mismatches],

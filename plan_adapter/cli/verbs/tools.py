@@ -17,7 +17,7 @@ def tools(*, tools: list[str] | None = None, json: bool = False) -> int:
     registry = tools_of(tools or [])
     if json:
         for definition in registry.definitions():
-            output.json_line(definition)
+            output.json_line("tool", definition)
         return ExitCode.DONE
     rows = [(tool.name, tool.effect, _signature(tool.parameters_schema), _first_line(tool.description)) for tool in registry]
     output.table(("TOOL", "EFFECT", "PARAMETERS", "DESCRIPTION"), rows)

@@ -23,7 +23,7 @@ async def undeploy(name: str, /, *, json: bool = False) -> int:
     async with open_store(settings) as store:
         standing = [one for one in await store.standing.find() if full_name in one.schedules]
     if json:
-        output.json_line({"deployment": full_name, "action": "deleted", "standing": [one.id for one in standing]})
+        output.json_line("deployment", {"deployment": full_name, "action": "deleted", "standing": [one.id for one in standing]})
     else:
         output.line(f"{full_name}: deleted")
     for one in standing:

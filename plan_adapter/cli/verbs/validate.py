@@ -67,7 +67,7 @@ def _test_file_problems(source: str, registry: "ToolRegistry") -> list[Problem]:
 
 def _print_verdict(source: str, *, errors: int, warnings: int, as_json: bool) -> None:
     if as_json:
-        output.json_line({"plan": source, "valid": not errors, "errors": errors, "warnings": warnings})
+        output.json_line("validation", {"plan": source, "valid": not errors, "errors": errors, "warnings": warnings})
         return
     counts = ", ".join(counted(count, noun) for count, noun in ((errors, "error"), (warnings, "warning")) if count)
     output.note(f"{source}: {'invalid' if errors else 'valid'}" + (f" ({counts})" if counts else ""))

@@ -24,9 +24,9 @@ async def versions(name: str | None = None, /, *, json: bool = False) -> int:
             found = await store.versions(name.removeprefix(STORE_PREFIX))
     if name is not None and not found:
         raise UsageError(f"no plan is stored as `{name}`; {did_you_mean(name, names) or '`plan save FILE` stores one'}")
-    if json:
+    if found and json:
         for version in found:
-            output.json_line({**(version_json(version) or {}), "created_at": version.created_at})
+            output.json_line("version", {**(version_json(version) or {}), "created_at": version.created_at})
     elif found:
         rows = [(f"{version.name}@{version.version}", version.digest[:12], version.author, moment(version.created_at)) for version in found]
         output.table(("VERSION", "DIGEST", "SAVED BY", "SAVED"), rows)

@@ -153,7 +153,7 @@ async def pin_stored(unpinned: Sequence[UnpinnedStep], store: "PlanStore | None"
         except StoreError as error:
             if reference.step.pinned is not None:  # the document comes from another machine and contains the plan
                 continue
-            hint = f"name a version, as in `{STORE_PREFIX}verify-site@3`: `plan versions NAME` lists them"
+            hint = f"name a version, as in `{STORE_PREFIX}verify-site@3`: `plan show --versions NAME` lists them"
             _add_sub_plan_problem(reference.outer_plans[-1], reference.at, str(error), hint)
     for plan in {id(reference.outer_plans[0]): reference.outer_plans[0] for reference in unpinned}.values():
         plan.number_steps()

@@ -4,18 +4,22 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError, code_of_error
+from plan_adapter.cli.renamed import current_names
 from plan_adapter.model.language import language_of, speaking
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import without_passwords
 
 if TYPE_CHECKING:
+    import inspect
+
     from cyclopts import App, UnusedCliTokensError
     from pydantic import ValidationError
 
@@ -36,17 +40,12 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("preview", "Show what a run would do, without running anything"),
         Verb("test", "Run the test cases of plans, with answers in place of tools and people"),
         Verb("draft", "Draft a plan with a language model, or through any chat"),
-        Verb("promote", "Turn a good run into a runbook: what varies becomes inputs"),
-        Verb("import", "Convert plans that other programs wrote", function="verbs.import_:import_plans"),
-        Verb("schema", "Print the JSON Schema of plans, for editors"),
-        Verb("tools", "List the tools that plans can use"),
+        Verb("save", "Save a plan in the store, as the next version of its name"),
     ),
     "Run": (
         Verb("run", "Run a plan"),
         Verb("deploy", "Deploy a runbook to Prefect, with a form and a schedule"),
-        Verb("undeploy", "Delete the deployment of a runbook"),
         Verb("serve", "Serve runbooks from this process, without a work pool"),
-        Verb("pursue", "Pursue a goal in words: draft, approve, run, summarize"),
     ),
     "Decide": (
         Verb("gates", "List the runs and steps that wait for an answer"),
@@ -54,44 +53,59 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("answer", "Answer the question of a step"),
         Verb("reject", "Reject a waiting run or step, or ask for changes"),
         Verb("resolve", "Record the outcome of a write that was interrupted"),
-        Verb("standing", "Approve a plan's scheduled runs in advance"),
-        Verb("enroll", "Set up one-time codes for an approver"),
-        Verb("policy", "Show or set the policy that applies to every plan"),
     ),
     "Look": (
-        Verb("runs", "List runs, or verify the record of one"),
+        Verb("runs", "List runs"),
         Verb("show", "Show a plan, or a run with its steps"),
-        Verb("graph", "Draw the steps of a plan or a run"),
         Verb("report", "Write a report of a run as one HTML file"),
-        Verb("versions", "List the versions of stored plans"),
         Verb("diff", "Show what differs between two versions of a plan"),
         Verb("logs", "Show what the steps of a run printed"),
-        Verb("export", "Write the record of a run to a file that can be verified"),
-        Verb("explain", "Explain the code of a problem"),
         Verb("guide", "Read the handbook: `plan guide security`"),
     ),
     "Repair": (
         Verb("resume", "Resume a run. Completed steps are kept; the rest run now."),
         Verb("revise", "Replace the plan of a run with a new version"),
-        Verb("cancel", "Cancel a run, or roll it back"),
-        Verb("reconcile", "Find runs whose process died and correct their state in Prefect"),
+        Verb("cancel", "Cancel a run"),
+        Verb("rollback", "Roll back what a run has done"),
+        Verb("doctor", "Check this installation, its server and its store"),
     ),
-    "Keep": (
-        Verb("save", "Save a plan in the store, as the next version of its name"),
+}
+"""The verbs of daily work, by what a person is doing."""
+
+ADMIN_GROUPS: dict[str, tuple[Verb, ...]] = {
+    "Plans": (
+        Verb("promote", "Turn a good run into a runbook: what varies becomes inputs"),
+        Verb("import", "Convert plans that other programs wrote", function="verbs.import_:import_plans"),
+        Verb("pursue", "Pursue a goal in words: draft, approve, run, summarize"),
+        Verb("graph", "Draw the steps of a plan or a run"),
+        Verb("schema", "Print the JSON Schema of plans, for editors"),
+        Verb("tools", "List the tools that plans can use"),
+        Verb("explain", "Explain the code of a problem"),
+    ),
+    "Permission": (
+        Verb("standing", "Approve a plan's scheduled runs in advance"),
+        Verb("enroll", "Set up one-time codes for an approver"),
+        Verb("policy", "Show or set the policy that applies to every plan"),
+    ),
+    "Records": (
+        Verb("verify", "Check that the record of a run, or the whole store, was not altered"),
+        Verb("export", "Write the record of a run to a file that can be verified"),
         Verb("prune", "Delete the records of old runs"),
         Verb("erase", "Erase personal data in the record of a run"),
-        Verb("store", "Show, verify or upgrade the database of plans and runs"),
+        Verb("store", "Show or upgrade the database of plans and runs"),
     ),
-    "Set up": (
+    "Servers": (
+        Verb("reconcile", "Find runs whose process died and correct their state in Prefect"),
         Verb("notify", "Notify people of gates and of runs that did not complete"),
-        Verb("doctor", "Check this installation, its server and its store"),
         Verb("down", "Stop the local Prefect server"),
         Verb("mcp", "Let agents draft, check and start plans, over MCP", function="mcp:mcp"),
     ),
 }
-"""The verbs by what a person is doing, in the order in which help shows them."""
+"""The other verbs. `plan admin` lists them, and `plan VERB` and `plan admin VERB` are the same."""
 
-VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+ADMIN = "admin"
+
+VERBS = [verb for verbs in (*GROUPS.values(), *ADMIN_GROUPS.values()) for verb in verbs]
 
 OPTIONS = (
     ("--help", "Show this text; `plan VERB --help` explains a verb"),
@@ -99,6 +113,8 @@ OPTIONS = (
     ("--debug", "Show the traceback of an unexpected error"),
     ("--install-completion", "Let your shell complete verbs and options"),
 )
+
+HELP = frozenset(("--help", "-h"))
 
 COMPLETION = {"--install-completion", "__complete"}
 """Handled by cyclopts itself; installed completion scripts call the second."""
@@ -148,19 +164,29 @@ def _is_termination(error: BaseException) -> bool:
 
 def help_text() -> str:
     """Return the text of `plan --help`."""
-    width = max(len(verb.name) for verb in VERBS)
-    groups = [f"{title}:\n{_format_columns([(verb.name, verb.help) for verb in verbs], width)}" for title, verbs in GROUPS.items()]
+    others = ", ".join(verb.name for verbs in ADMIN_GROUPS.values() for verb in verbs)
     return "\n\n".join(
         [
             "Usage: plan VERB …",
             "Check, preview, run and record execution plans as Prefect flows.",
-            *groups,
+            *_format_groups(GROUPS),
+            "More verbs, which `plan admin` explains:\n" + textwrap.fill(others, 78, initial_indent="  ", subsequent_indent="  "),
             f"Options:\n{_format_columns(OPTIONS, max(len(name) for name, _ in OPTIONS))}",
-            "Exit codes: 0 done, 1 a step failed, 2 usage or invalid plan, 3 rejected or expired, 4 cancelled, 5 timed out,\n"
-            "6 waiting for an approval, 7 an outcome is unknown, 8 not in that state, 9 store or server unavailable,\n"
-            "10 not allowed, 130 interrupted",
+            "Exit codes: 0 done, 1 a step failed, 2 usage or invalid plan, 3 rejected or expired,\n"
+            "4 cancelled, 5 timed out, 6 waiting for an approval, 7 an outcome is unknown,\n"
+            "8 not in that state, 9 store or server unavailable, 10 not allowed, 130 interrupted",
         ]
     )
+
+
+def admin_help_text() -> str:
+    """Return the text of `plan admin`."""
+    return "\n\n".join(["Usage: plan admin VERB …", "`plan VERB` is the same.", *_format_groups(ADMIN_GROUPS)])
+
+
+def _format_groups(groups: Mapping[str, Sequence[Verb]]) -> list[str]:
+    width = max(len(verb.name) for verb in VERBS)
+    return [f"{title}:\n{_format_columns([(verb.name, verb.help) for verb in verbs], width)}" for title, verbs in groups.items()]
 
 
 def _format_columns(rows: Iterable[tuple[str, str]], width: int) -> str:
@@ -168,8 +194,16 @@ def _format_columns(rows: Iterable[tuple[str, str]], width: int) -> str:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == [ADMIN]:
+        arguments = arguments[1:]
+        if not arguments or arguments[0] in ("--help", "-h", "help"):
+            output.line(admin_help_text())
+            return ExitCode.DONE
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         return _print_help(arguments[1:])
+    arguments, notes = current_names(arguments)
+    for note in notes:
+        output.note(note)
     if arguments[0] == "--version":
         output.line(_version())
         return ExitCode.DONE
@@ -182,7 +216,10 @@ def _dispatch(arguments: list[str]) -> int:
         outputs = {index for index, pair in enumerate(pairwise(arguments)) if pair in (("-o", "-"), ("--output", "-"), ("--out", "-"))}
         arguments = [argument for index, argument in enumerate(arguments) if not {index, index - 1} & outputs]
         arguments = [STDIN if argument == "-" else argument for argument in arguments]
-    result: Any = build_app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    app = build_app()
+    if not HELP.isdisjoint(arguments):
+        write_help(app, arguments[0])
+    result: Any = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     return result if isinstance(result, int) else ExitCode.DONE
 
 
@@ -209,6 +246,46 @@ def build_app() -> "App":
         app.command(f"plan_adapter.cli.{verb.function or f'verbs.{verb.name}:{verb.name}'}", name=verb.name)
     app.register_install_completion_command()  # pyright: ignore[reportUnknownMemberType]  # cyclopts leaves its **kwargs untyped
     return app
+
+
+def write_help(app: "App", name: str) -> None:
+    """Give the verb `name` a usage line with the names of its arguments, and a help text that is wrapped at the width of the terminal."""
+    import inspect  # only for help
+
+    verb = app[name]
+    function = verb.default_command
+    if function is None:
+        return
+    function.__doc__ = _unwrapped(inspect.cleandoc(function.__doc__ or ""))
+    words = list[str]()
+    for parameter in inspect.signature(function).parameters.values():
+        shown = _argument_name(parameter)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            words.append(f"{shown}…")
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            words.append(shown if parameter.default is parameter.empty else f"[{shown}]")
+    verb.usage = " ".join(["Usage: plan", name, *words, "[OPTIONS]"])
+
+
+def _argument_name(parameter: "inspect.Parameter") -> str:
+    """Return how people see an argument: as its annotation names it, or its name."""
+    given = [name for part in getattr(parameter.annotation, "__metadata__", ()) for name in getattr(part, "name", None) or ()]
+    return (given[0] if given else parameter.name).upper().removesuffix("_")
+
+
+def _unwrapped(text: str) -> str:
+    """Return a docstring whose paragraphs, and whose entries of `Args`, are one line each."""
+    lines = list[str]()
+    for line in text.split("\n"):
+        deeper = len(line) - len(line.lstrip())
+        is_next = bool(lines) and bool(lines[-1].strip()) and bool(line.strip())
+        in_arguments = "Args:" in lines
+        continues = is_next and (deeper > 4 if in_arguments else line != "Args:" and deeper == 0)
+        if continues and lines[-1] != "Args:":
+            lines[-1] = f"{lines[-1]} {line.strip()}"
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _version() -> str:

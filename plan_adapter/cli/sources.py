@@ -257,12 +257,12 @@ def _read_input_file(file: Path) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in values.items()}
 
 
-def resume_options_of(from_step: str | None, *, only_failed: bool, skip: list[str], because: str) -> "ResumeOptions | None":
+def resume_options_of(from_step: str | None, *, only_failed: bool, skip: list[str], note: str) -> "ResumeOptions | None":
     """Return which steps to run, skip or repeat; None for an ordinary resume. Raises UsageError."""
     from plan_adapter.execution.history import ResumeOptions  # only for a resume
 
-    if bool(skip) != bool(because.strip()):
-        raise UsageError("--skip STEP needs --because WHY, and --because needs --skip")
+    if bool(skip) != bool(note.strip()):
+        raise UsageError("--skip STEP needs --note WHY, and --note needs --skip")
     if from_step is None and not only_failed and not skip:
         return None
-    return ResumeOptions(from_step, only_failed, dict.fromkeys(skip, because))
+    return ResumeOptions(from_step, only_failed, dict.fromkeys(skip, note))

@@ -290,7 +290,7 @@ def _compare(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> 
     if wanted.options.is_served and existing is not None and (pool := existing.work_pool_name) is not None:
         raise DeploymentError(
             f"workers of the pool `{pool}` run `{wanted.full_name}`: start one with `prefect worker start --pool {pool}`; or type "
-            f"`plan undeploy {wanted.name}`, which also deletes its schedule, and then serve it"
+            f"`plan deploy --delete {wanted.name}`, which also deletes its schedule, and then serve it"
         )
     create = _deployment_to_create(wanted, existing)
     if existing is None:

@@ -136,7 +136,7 @@ def _permission_hint(kind: OperatorRequestKind, steps: Sequence[str], run: PlanR
     """Return how a caller without a proof of identity can make the request: the command and its options."""
     if identity.has_proof:
         return ""
-    flags = {"skip": "".join(f" --skip {step_id}" for step_id in steps) + " --because …", "run_from": f" --from {''.join(steps)}"}
+    flags = {"skip": "".join(f" --skip {step_id}" for step_id in steps) + " --note …", "run_from": f" --from {''.join(steps)}"}
     command = rollback_command(run) if kind == "rollback" else resume_command(run) + flags[kind]
     proofs = proof_options(gate_policy, command, by=identity.by, decision="approve")
     if proofs:

@@ -141,7 +141,7 @@ def _refuse_aborted_steps(run: PlanRun, plan: ExecutionPlan, history: RunHistory
         command = resolve_command(run.id, unresolved[0], "done|again", label=history.labels.get(unresolved[0]))
         raise RunConflictError(
             f"run {run.id} ended with `abort`, and the outcome of {names} is still unknown, so it is not called again: check it, "
-            f"and record it with `{command}`, or skip it (`plan resume {run.id} --skip {unresolved[0][0]} --because …`)"
+            f"and record it with `{command}`, or skip it (`plan resume {run.id} --skip {unresolved[0][0]} --note …`)"
         )
 
 

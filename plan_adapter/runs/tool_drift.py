@@ -49,7 +49,7 @@ async def find_changed_tools(validated: ValidatedPlan, run: PlanRun, store: Plan
     if approval_digest(run.digest, run.inputs, kept, folder, permissions=validated.decided_permissions) != run.approval_digest:
         raise NotApprovedError(
             f"the approval digest of run {run.id} does not match its plan, inputs and tools: its record was altered "
-            f"(`plan runs verify {run.id}` shows where)"
+            f"(`plan verify {run.id}` shows where)"
         )
     return tool_changes(kept, validated.definitions)
 

@@ -200,7 +200,7 @@ def of_run(connection: Connection, run: Row) -> ExecutionPlan:
     query = select(plans.c.document).where(plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     document = connection.execute(query).scalar()
     if document is None:
-        raise StoreError(f"the plan {run['digest'][:12]}… of run {run['id']} is missing: `plan runs verify {run['id']}` shows more")
+        raise StoreError(f"the plan {run['digest'][:12]}… of run {run['id']} is missing: `plan verify {run['id']}` shows more")
     return _parse_document(run["digest"], document)
 
 

@@ -213,9 +213,7 @@ def _require_erasable(connection: Connection, run: Row) -> Row:
     if (why := why_open(connection, run, now_of(connection))) is not None:
         raise RunConflictError(f"run {run['id']} is still in use ({why}): values can be erased once it has ended")
     if not verify(parts_of(connection, run["id"])).ok:
-        raise RunConflictError(
-            f"the record of run {run['id']} does not verify: `plan runs verify {run['id']}` shows why; nothing was erased"
-        )
+        raise RunConflictError(f"the record of run {run['id']} does not verify: `plan verify {run['id']}` shows why; nothing was erased")
     return run
 
 

@@ -99,7 +99,7 @@ def row_of(connection: Connection, tenant: str | None, name: str, *columns: Colu
     if not found:
         too_short = f"; give at least {MIN_END_CHARACTERS} characters of its end" if len(name) < MIN_END_CHARACTERS else ""
         gone = [tombstone for tombstone in tombstones.of_run(connection, tenant, name) if tombstone.kind == "pruned"]
-        pruned = f": {gone[0]}; `plan runs verify {gone[0].run_id}` shows its tombstone" if gone else ""
+        pruned = f": {gone[0]}; `plan verify {gone[0].run_id}` shows its tombstone" if gone else ""
         raise RunNotFoundError(f"no run has the id `{name}`, or an id that begins or ends with it{too_short}{pruned}")
     if len(found) > 1:
         shown = ", ".join(row["id"] for row in found[:5]) + (", …" if len(found) > 5 else "")

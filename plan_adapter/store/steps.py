@@ -81,9 +81,7 @@ def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, lis
         if key not in read:
             document, others = documents.get(key[:2]), implied.get((key[0], key[2]))
             if document is None or others is None:
-                raise StoreError(
-                    f"the plan or the step dependencies of run {row['id']} are missing: `plan runs verify {row['id']}` shows which"
-                )
+                raise StoreError(f"the plan or the step dependencies of run {row['id']} are missing: `plan verify {row['id']}` shows which")
             after, planned = load_json(others)["steps"], load_json(document)
             finals = {step["id"] for step in planned.get("finally", ())}
             read[key] = [

@@ -133,7 +133,7 @@ def resume_command_after_gate(run: PlanRun, *, tools: Sequence[str] = ()) -> str
 
 def rollback_command(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
     """Return the command that rolls `run` back, with or without Prefect, as it ran. For `tools`, see `resume_command`."""
-    return f"plan cancel {run.id} --rollback{offline_option(run)}{tools_option(tools)}"
+    return f"plan rollback {run.id}{offline_option(run)}{tools_option(tools)}"
 
 
 MAX_INPUT_CHARACTERS = 200

@@ -240,7 +240,7 @@ async def test_a_rollback_is_refused_in_another_folder(world: World, folders: di
     assert (failed.status, executed(folders)) == (PlanStatus.PARTIAL, ["approved"])
     monkeypatch.chdir(folders["other"])
     with pytest.raises(
-        NotApprovedError, match=f"it can be rolled back only where it ran: `cd .*approved && plan cancel {run.id} --rollback --offline`$"
+        NotApprovedError, match=f"it can be rolled back only where it ran: `cd .*approved && plan rollback {run.id} --offline`$"
     ):
         await acancel_run(run.id, rollback=True, tools=BUILT_IN, store=world.store, offline=True)
     assert executed(folders) == ["approved"]

@@ -1,4 +1,4 @@
-"""Tests of `plan save`, `plan versions` and `plan diff`: immutable versions of named plans and their differences."""
+"""Tests of `plan save`, `plan show --versions` and `plan diff`: immutable versions of named plans and their differences."""
 
 import subprocess
 from pathlib import Path
@@ -83,15 +83,15 @@ def _written(text: str) -> str:
 def test_a_plan_with_problems_is_not_saved(plan: Plan) -> None:
     Path("restart.yaml").write_text(FIRST.replace("http_get", "no_such_tool"), encoding="utf-8")
     assert plan("save", "restart.yaml").code == 2
-    assert "no plan is stored yet" in plan("versions").err
+    assert "no plan is stored yet" in plan("show", "--versions").err
 
 
 def test_versions_are_listed_newest_first(two_versions: Plan) -> None:
-    head, newest, oldest = two_versions("versions", "重启").out.splitlines()
+    head, newest, oldest = two_versions("show", "--versions", "重启").out.splitlines()
     assert head.split() == ["VERSION", "DIGEST", "SAVED", "BY", "SAVED"]
     assert (newest.split()[0], oldest.split()[0]) == ("重启@2", "重启@1")
-    assert [line["version"] for line in two_versions("versions", "--json").lines] == [2]
-    missing = two_versions("versions", "重启动")
+    assert [line["version"] for line in two_versions("show", "--versions", "--json").lines] == [2]
+    missing = two_versions("show", "--versions", "重启动")
     assert (missing.code, "no plan is stored as `重启动`; did you mean `重启`?" in missing.err) == (2, True)
 
 
@@ -155,7 +155,7 @@ MISTYPED = "there is no file `重启动`, and no stored plan is called `重启�
 
 @pytest.mark.parametrize("arguments", TAKES_A_PLAN, ids=[words[0] for words in TAKES_A_PLAN])
 def test_every_verb_finds_a_plan_under_each_of_its_names(named: Plan, arguments: list[str]) -> None:
-    digest = named("versions", "重启", "--json").lines[0]["digest"]
+    digest = named("show", "--versions", "重启", "--json").lines[0]["digest"]
     for name in ("restart.yaml", "重启", "重启@1", "store:重启@2", digest, digest[:12], "git:HEAD:restart.yaml"):
         result = named(*(name if word == "PLAN" else word for word in arguments))
         assert "no file" not in result.err and "no run" not in result.err and "no stored plan" not in result.err, (name, result.err)

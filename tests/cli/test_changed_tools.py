@@ -76,7 +76,7 @@ def test_resuming_after_tool_drift_waits_for_a_new_approval_and_runs_the_rest(pl
     assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
     done = plan("resume", run_id, *SHOP, "--json")
     assert (done.code, step_states(done)) == (0, {"greet": ("completed", True, 1), "ship": ("completed", False, 2)})
-    assert plan("runs", "verify", run_id).code == 0
+    assert plan("verify", run_id).code == 0
 
 
 def test_rejecting_tool_drift_ends_the_run(plan: Plan, write_tool: WriteTool) -> None:
@@ -118,9 +118,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "run detached": (("run", "计划.json", *SHOP, "--detach"), "run"),
     "resume": (("resume", "RUN", *SHOP), "resume runs of"),
     "resume some steps": (("resume", "RUN", *SHOP, "--only-failed"), "resume runs of"),
-    "skip a step": (("resume", "RUN", *SHOP, "--skip", "ship", "--because", "快"), "resume runs of"),
+    "skip a step": (("resume", "RUN", *SHOP, "--skip", "ship", "--note", "快"), "resume runs of"),
     "cancel": (("cancel", "RUN"), "cancel runs of"),
-    "roll back": (("cancel", "RUN", "--rollback", *SHOP), "roll back runs of"),
+    "roll back": (("rollback", "RUN", *SHOP), "roll back runs of"),
     "revise": (("revise", "RUN", "计划.json", *SHOP[:-1]), "revise runs of"),
 }
 

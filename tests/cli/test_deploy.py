@@ -1,4 +1,4 @@
-"""Tests of `plan deploy` and `plan undeploy`: what they create, keep and refuse in Prefect."""
+"""Tests of `plan deploy` and `plan deploy --delete`: what they create, keep and refuse in Prefect."""
 
 import asyncio
 import socket
@@ -107,8 +107,8 @@ def test_an_update_lists_its_changes_and_keeps_omitted_options(plan: Plan, name:
     assert after.global_concurrency_limit is not None
     assert after.global_concurrency_limit.limit == 1
     assert [(entry.schedule.cron, entry.schedule.timezone) for entry in after.schedules] == [("0 3 * * *", "Asia/Shanghai")]  # type: ignore[union-attr]
-    assert plan("undeploy", name).out == f"{name}/{name}: deleted\n"
-    assert "Prefect has no deployment" in plan("undeploy", name).err
+    assert plan("deploy", "--delete", name).out == f"{name}/{name}: deleted\n"
+    assert "Prefect has no deployment" in plan("deploy", "--delete", name).err
 
 
 def test_the_entrypoint_loads_exactly_the_deployed_version(plan: Plan, name: str) -> None:
@@ -184,7 +184,7 @@ def test_an_invalid_deployment_is_refused_before_anything_changes(plan: Plan, na
     arguments, reason = refused
     result = plan("deploy", runbook(name), *arguments)
     assert (result.code, reason in result.err) == (2, True), result.err
-    assert plan("undeploy", name).code == 2
+    assert plan("deploy", "--delete", name).code == 2
 
 
 @for_each(path=["nofile.yaml", "folder/nofile", "无.json"])
@@ -198,7 +198,7 @@ def test_undeploy_names_the_standing_approvals_that_stay(plan: Plan, name: str) 
     deployed(plan, path)
     terms = ("--schedule", f"{name}/{name}", "--until", "2099-12-31", "--input", "host=web-1", "--input", "times=1")
     standing = plan("standing", "add", path, *terms, "--json").run["id"]
-    undeployed = plan("undeploy", name)
+    undeployed = plan("deploy", "--delete", name)
     assert undeployed.out == f"{name}/{name}: deleted\n"
     assert f"standing approval {standing} by " in undeployed.err
     assert f"`plan standing revoke {standing}` revokes it" in undeployed.err
@@ -212,6 +212,6 @@ def test_deployments_made_by_others_are_left_alone(plan: Plan, name: str) -> Non
         await (await theirs.to_deployment(name)).aapply()
 
     asyncio.run(deploy())
-    for command in (("deploy", runbook(name)), ("undeploy", name)):
+    for command in (("deploy", runbook(name)), ("deploy", "--delete", name)):
         result = plan(*command)
         assert (result.code, "`plan deploy` did not make" in result.err) == (2, True), result.err

@@ -134,7 +134,7 @@ def test_a_file_created_while_drafting_is_kept_and_the_plan_goes_to_stdout(draft
 )
 def test_the_model_sees_only_the_selected_tools(draft: Drafting, names: tuple[str, ...], seen: set[str], hidden: set[str]) -> None:
     with scripted(says(GOOD)) as server:
-        assert draft(server, TASK, *(word for name in names for word in ("--tool", name))).code == 0
+        assert draft(server, TASK, *(word for name in names for word in ("--allow-tool", name))).code == 0
         listed = tools_in_prompt(server.requests[0])
     assert seen <= listed
     assert not hidden & listed
@@ -142,7 +142,7 @@ def test_the_model_sees_only_the_selected_tools(draft: Drafting, names: tuple[st
 
 def test_an_unknown_tool_is_reported_with_the_nearest_name(draft: Drafting) -> None:
     with scripted(says(GOOD)) as server:
-        result = draft(server, TASK, "--tool", "gret")
+        result = draft(server, TASK, "--allow-tool", "gret")
         assert (result.code, result.err, server.requests) == (2, "plan: no such tool: `gret` (did you mean `greet`?)\n", [])
 
 
@@ -165,7 +165,7 @@ def test_without_tools_the_error_names_the_built_in_ones_and_no_model_is_asked(
         result = plan(verb, TASK)
     assert (result.code, result.out, server.requests) == (2, "", [])
     for part in (
-        "name built-in ones that the model may use, as in --tool http_get (bash, http_get, ",
+        "name built-in ones that the model may use, as in --allow-tool http_get (bash, http_get, ",
         "--tools package.module:name",
         "`plan tools`",
     ):

@@ -131,7 +131,7 @@ def test_ctrl_c_shows_the_resume_command_and_no_model_call_is_repeated(terminals
 
 def test_a_draft_resumes_once_the_model_is_available(draft: Drafting, plan: Plan) -> None:
     with scripted(Reply(status=401, error="expired"), says(QUESTION), says(GOOD)) as server:
-        first = draft(server, TASK, "--tool", "greet")
+        first = draft(server, TASK, "--allow-tool", "greet")
         assert first.code == 9
         arguments = resume_arguments(first.err)
         assert plan(*arguments).code == 2  # the model asks a question, and nobody can answer it

@@ -56,12 +56,12 @@ def test_personal_data_is_erased_from_record_and_files_and_the_record_verifies(p
     assert (result["path"], result["digest"]) == (str(file), "[erased]:[erased]")
     (tombstone,) = exported["tombstones"]
     assert json.loads(tombstone["replaced"])[str(file)] == "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
-    verified = plan("runs", "verify", run_id)
+    verified = plan("verify", run_id)
     assert verified.code == 0
     assert 'receipts ["again", "step", -1, 1]: result' in verified.err
     assert "erased: inputs.who, steps.fail.error" in verified.err
     Path("run.jsonl").write_text(plan("export", run_id).out, encoding="utf-8")
-    assert plan("runs", "verify", "run.jsonl", "--json").run["erased"] == ["inputs.who", "steps.fail.error"]
+    assert plan("verify", "run.jsonl", "--json").run["erased"] == ["inputs.who", "steps.fail.error"]
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
@@ -97,7 +97,7 @@ def test_only_operators_can_erase_and_a_refusal_is_recorded(plan: Plan, run_id: 
     result = plan("erase", run_id, "--fields", "inputs.who", "--yes")
     assert (result.code, f"{ME} may not erase values in runs of" in result.err) == (10, True)
     assert NAME in plan("export", run_id).out
-    assert plan("runs", "verify", run_id).code == 0
+    assert plan("verify", run_id).code == 0
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_answers_to_questions_and_concurrency_keys_are_erased_too(plan: Plan, ho
     assert plan("answer", run_id, "decide", f"who={NAME}").code == 0
     assert plan("resume", run_id, "--offline", "--yes", *TOOLS).code == 0
     assert plan("erase", run_id, "--fields", "steps.decide.result.who,inputs.mail", "--yes").code == 0
-    assert plan("runs", "verify", run_id).code == 0
+    assert plan("verify", run_id).code == 0
     with closing(sqlite3.connect(home / "plans.db")) as database:
         kept = "\n".join(database.iterdump())
     assert (NAME in kept, "ana@example.org" in kept) == (False, False)

@@ -1,4 +1,4 @@
-"""Tests of `plan export` and `plan runs verify`: another machine can verify the exported record."""
+"""Tests of `plan export` and `plan verify`: another machine can verify the exported record."""
 
 import json
 import shutil
@@ -61,11 +61,11 @@ def test_a_folder_is_no_file_to_write(plan: Plan, run_id: str, folder: str) -> N
 
 
 def test_an_unaltered_run_is_intact(plan: Plan, run_id: str):
-    result = plan("runs", "verify", run_id[:13])
+    result = plan("verify", run_id[:13])
     assert (result.code, result.err) == (0, "")
     head = document_of(plan("export", run_id).out)["head"]
     assert result.out.endswith(f" entries, intact: digest {head}\n")
-    (line,) = plan("runs", "verify", run_id, "--json").lines
+    (line,) = plan("verify", run_id, "--json").lines
     assert (line["ok"], line["digest"], line["run"], line["problem"], line["signatures"]) == (True, head, run_id, None, [])
     assert line["verdict"] == "intact"
 
@@ -73,10 +73,10 @@ def test_an_unaltered_run_is_intact(plan: Plan, run_id: str):
 def test_an_altered_row_in_the_store_is_reported(plan: Plan, run_id: str, home: Path):
     with sqlite3.connect(home / "plans.db") as database:
         database.execute("UPDATE receipts SET result = '{}' WHERE step_id = 'read'")
-    result = plan("runs", "verify", run_id)
+    result = plan("verify", run_id)
     assert result.code == 1
     assert result.out.startswith("altered: receipts, step `read`, attempt 1: the row was altered")
-    (line,) = plan("runs", "verify", run_id, "--json").lines
+    (line,) = plan("verify", run_id, "--json").lines
     assert (line["ok"], line["problem"]["table"], line["problem"]["step_id"], line["problem"]["attempt"]) == (False, "receipts", "read", 1)
 
 
@@ -88,9 +88,9 @@ def _delete_audit_log(home: Path) -> None:
 
 def test_a_run_without_audit_entries_is_not_verifiable(plan: Plan, run_id: str, home: Path):
     _delete_audit_log(home)
-    result = plan("runs", "verify", run_id)
+    result = plan("verify", run_id)
     assert (result.code, result.out[:58]) == (1, "not verifiable: the run has no audit log, so nothing shows")
-    result = plan("runs", "verify", run_id, "--json")
+    result = plan("verify", run_id, "--json")
     (line,) = result.lines
     assert (result.code, line["ok"], line["verdict"], line["entries"], line["problem"]) == (1, False, "not_verifiable", 0, None)
 
@@ -98,17 +98,17 @@ def test_a_run_without_audit_entries_is_not_verifiable(plan: Plan, run_id: str, 
 def test_an_exported_file_without_audit_entries_is_not_verifiable(plan: Plan, run_id: str, home: Path):
     _delete_audit_log(home)
     assert plan("export", run_id, "--output", "run.jsonl").code == 0
-    result = plan("runs", "verify", "run.jsonl")
+    result = plan("verify", "run.jsonl")
     assert (result.code, result.out.partition(":")[0]) == (1, "not verifiable")
     assert "intact" not in result.out + result.err
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_verifying_a_missing_run_fails(plan: Plan, flags: tuple[str, ...]):
-    assert plan("runs", "verify", "0123", *flags).code == 2, "an empty store"
+    assert plan("verify", "0123", *flags).code == 2, "an empty store"
     Path("plan.yaml").write_text(DOCUMENT, encoding="utf-8")
     assert plan("run", "plan.yaml", "--offline").code == 0
-    result = plan("runs", "verify", "zzzz", *flags)
+    result = plan("verify", "zzzz", *flags)
     assert result.code == 2
     assert "intact" not in result.out + result.err
 
@@ -121,7 +121,7 @@ def test_an_exported_file_is_verified_without_a_store(plan: Plan, run_id: str, h
     assert {"plans", "run", "approvals", "gates", "attempts", "receipts", "revisions", "audit", "head"} <= set(document)
     assert "你好" in first.decode()
     shutil.rmtree(home)
-    result = plan("runs", "verify", "run.jsonl")
+    result = plan("verify", "run.jsonl")
     assert (result.code, f"intact: digest {document['head']}" in result.out) == (0, True)
     assert not home.exists()
 
@@ -149,28 +149,27 @@ def test_an_altered_value_in_a_file_is_reported(plan: Plan, run_id: str, altered
     document = document_of(plan("export", run_id).out)
     _change(document, *path, value=value)
     Path("run.json").write_text(json.dumps(document))
-    result = plan("runs", "verify", "run.json")
+    result = plan("verify", "run.json")
     assert (result.code, result.out[: len(message)]) == (1, message)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("verify",), "verify what?"),
-        (("list", "x"), "takes no run"),
+        (("runs", "x"), "`plan runs` does not take `x`"),
         (("verify", "no.json"), "no file"),
         (("verify", "no.jsonl"), "no file"),
     ],
 )
 def test_wrong_arguments_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str):
-    result = plan("runs", *arguments)
+    result = plan(*arguments)
     assert (result.code, message in result.err) == (2, True)
 
 
 def test_a_file_that_is_not_a_run_is_refused(plan: Plan):
     Path("a.json").write_text("[1]")
     Path("b.json").write_text("{")
-    assert [plan("runs", "verify", name).code for name in ("a.json", "b.json")] == [2, 2]
+    assert [plan("verify", name).code for name in ("a.json", "b.json")] == [2, 2]
 
 
 def test_signatures_are_verified_if_the_signers_are_known(plan: Plan, run_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -182,15 +181,15 @@ def test_signatures_are_verified_if_the_signers_are_known(plan: Plan, run_id: st
     document["approvals"][0] |= {"signature": _signature(key, document["approvals"][0], run_id), "gate_id": "g-1", "by": "ana"}
     _rebuild_audit_log(document)
     Path("run.json").write_text(json.dumps(document))
-    result = plan("runs", "verify", "run.json")
+    result = plan("verify", "run.json")
     assert (result.code, "the signature of ana was not checked" in result.err) == (0, True)
     signers = tmp_path / "signers"
     signers.write_text(f"ana {key.with_suffix('.pub').read_text()}")
     monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(signers))
-    result = plan("runs", "verify", "run.json")
+    result = plan("verify", "run.json")
     assert (result.code, result.err) == (0, "")
     signers.write_text(f"bo {key.with_suffix('.pub').read_text()}")
-    result = plan("runs", "verify", "run.json")
+    result = plan("verify", "run.json")
     assert (result.code, result.out.startswith("altered: approvals: the signature of ana")) == (1, True)
 
 

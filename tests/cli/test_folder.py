@@ -67,7 +67,7 @@ def test_here_asks_for_an_approval_of_the_new_folder(plan: Plan, tmp_path: Path,
     assert plan("approve", run_id, "--digest", now[:12]).code == 0
     done = plan("resume", run_id, "--offline", "--json", *TOOLS)
     assert (done.code, done.run["folder"]["path"]) == (0, str(elsewhere.resolve()))
-    assert plan("runs", "verify", run_id).code == 0
+    assert plan("verify", run_id).code == 0
 
 
 def test_here_in_the_same_folder_changes_nothing(plan: Plan) -> None:

@@ -417,7 +417,7 @@ def test_a_one_time_code_authorizes_skipping_a_step(plan: Plan) -> None:
     uri = urlsplit(plan("enroll", "zoe", "--force").out.split()[-1])
     path = document(step("wrong", "fail"), GREET, approval={"known_by": ["totp"]})
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
-    skip = "resume", run_id, *TOOLS, "--skip", "wrong", "--because", "没有必要", "--json"
+    skip = "resume", run_id, *TOOLS, "--skip", "wrong", "--note", "没有必要", "--json"
     refused = plan(*skip)
     assert (refused.code, "with --code" in refused.err) == (10, True)
     code = TOTP(parse_qs(uri.query)["secret"][0]).now()

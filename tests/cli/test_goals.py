@@ -268,7 +268,7 @@ def test_erased_rounds_are_shown_as_erased(plan: Plan, run_with_model: Any) -> N
     shown = plan("show", run_id, "--all").out
     assert "任务 3 已安排" not in shown
     assert "   - round 1: an answer that could not be used: it was erased" in shown
-    assert plan("runs", "verify", run_id).code == 0
+    assert plan("verify", run_id).code == 0
 
 
 def test_a_goal_reached_by_hand_can_be_recorded_as_done(plan: Plan, run_with_model: Any) -> None:

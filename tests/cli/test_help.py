@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 
-from plan_adapter.cli.app import GROUPS, VERBS
+from plan_adapter.cli.app import ADMIN_GROUPS, GROUPS, VERBS
+from plan_adapter.cli.renamed import current_names
 from tests.cli.conftest import Plan
 
 HEAVY = ("prefect", "sqlalchemy", "yaml", "rich", "cel_expr_python", "httpx", "pydantic", "openai", "json_repair")
@@ -25,17 +28,77 @@ def imported_by(*arguments: str) -> set[str]:
 def test_help_groups_the_verbs_by_activity(plan: Plan, word: str) -> None:
     result = plan(word)
     assert result.code == 0
-    shown = {title: text.split("\n\n")[0] for title in GROUPS for text in [result.out.partition(f"\n\n{title}:\n")[2]]}
-    assert {title: [line.split()[0] for line in text.splitlines()] for title, text in shown.items()} == {
-        "Write": ["init", "validate", "preview", "test", "draft", "promote", "import", "schema", "tools"],
-        "Run": ["run", "deploy", "undeploy", "serve", "pursue"],
-        "Decide": ["gates", "approve", "answer", "reject", "resolve", "standing", "enroll", "policy"],
-        "Look": ["runs", "show", "graph", "report", "versions", "diff", "logs", "export", "explain", "guide"],
-        "Repair": ["resume", "revise", "cancel", "reconcile"],
-        "Keep": ["save", "prune", "erase", "store"],
-        "Set up": ["notify", "doctor", "down", "mcp"],
+    assert verbs_of(result.out, GROUPS) == {
+        "Write": ["init", "validate", "preview", "test", "draft", "save"],
+        "Run": ["run", "deploy", "serve"],
+        "Decide": ["gates", "approve", "answer", "reject", "resolve"],
+        "Look": ["runs", "show", "report", "diff", "logs", "guide"],
+        "Repair": ["resume", "revise", "cancel", "rollback", "doctor"],
     }
-    assert max(len(line) for line in result.out.splitlines()) <= 120
+    assert max(len(line) for line in result.out.splitlines()) <= 90
+
+
+def verbs_of(text: str, groups: Iterable[str]) -> dict[str, list[str]]:
+    shown = {title: found.split("\n\n")[0] for title in groups for found in [text.partition(f"\n\n{title}:\n")[2]]}
+    return {title: [line.split()[0] for line in found.splitlines()] for title, found in shown.items()}
+
+
+@pytest.mark.parametrize("words", [("admin",), ("admin", "--help")])
+def test_the_other_verbs_are_those_of_admin(plan: Plan, words: tuple[str, ...]) -> None:
+    result = plan(*words)
+    assert (result.code, verbs_of(result.out, ADMIN_GROUPS)) == (
+        0,
+        {
+            "Plans": ["promote", "import", "pursue", "graph", "schema", "tools", "explain"],
+            "Permission": ["standing", "enroll", "policy"],
+            "Records": ["verify", "export", "prune", "erase", "store"],
+            "Servers": ["reconcile", "notify", "down", "mcp"],
+        },
+    )
+    first = plan("--help").out
+    assert all(f" {verb.name}" in first for verb in VERBS)
+    assert plan("admin", "explain", "cycle").out == plan("explain", "cycle").out
+
+
+OLD = (
+    (["runs", "verify", "RUN"], ["verify", "RUN"]),
+    (["store", "verify"], ["verify"]),
+    (["versions", "done"], ["show", "--versions", "done"]),
+    (["undeploy", "done"], ["deploy", "--delete", "done"]),
+    (["cancel", "RUN", "--rollback", "--reason=why"], ["rollback", "RUN", "--note=why"]),
+    (["cancel", "RUN", "--reason", "why"], ["cancel", "RUN", "--note", "why"]),
+    (["resume", "RUN", "--skip", "a", "--because", "why"], ["resume", "RUN", "--skip", "a", "--note", "why"]),
+    (["promote", "RUN", "--out", "x.yaml"], ["promote", "RUN", "--output", "x.yaml"]),
+    (["draft", "task", "--tool", "bash", "--", "--tool"], ["draft", "task", "--allow-tool", "bash", "--", "--tool"]),
+    (["serve", "x.yaml", "--limit", "2"], ["serve", "x.yaml", "--concurrency-limit", "2"]),
+)
+
+
+@pytest.mark.parametrize(("before", "now"), OLD, ids=lambda words: " ".join(words[:2]))
+def test_old_names_still_work_and_say_what_is_new(before: list[str], now: list[str]) -> None:
+    words, notes = current_names(before)
+    assert words == now
+    assert notes and all(" now; the old name works until the next minor version" in note for note in notes)
+    assert current_names(now) == (now, [])
+
+
+def test_a_note_about_an_old_name_goes_to_stderr(plan: Plan) -> None:
+    before, now = plan("store", "verify", "--json"), plan("verify", "--json")
+    assert (before.code, before.out) == (now.code, now.out) == (0, now.out)
+    assert before.err == "`plan store verify` is called `plan verify` now; the old name works until the next minor version\n"
+
+
+def test_help_is_wrapped_between_words_and_names_the_arguments(plan: Plan) -> None:
+    for verb in VERBS:
+        text = plan(verb.name, "--help").out
+        assert "[ARGS]" not in text, verb.name
+        usage, _, description = text.partition("╭")[0].partition("\n")
+        paragraphs = [paragraph.splitlines() for paragraph in description.strip().split("\n\n")]
+        short = [line for lines in paragraphs for line, after in pairwise(lines) if len(line.strip()) + len(after.split()[0]) < 79]
+        assert not short, (verb.name, short)
+        assert usage.startswith(f"Usage: plan {verb.name}")
+    assert plan("approve", "--help").out.startswith("Usage: plan approve [RUN] [STEP] [OPTIONS]\n")
+    assert plan("validate", "--help").out.startswith("Usage: plan validate PLAN… [OPTIONS]\n")
 
 
 def test_running_without_a_verb_prints_the_help(plan: Plan) -> None:
@@ -60,7 +123,7 @@ def test_validating_a_plan_imports_neither_prefect_nor_a_database_nor_the_displa
 
 
 def test_printing_a_prompt_imports_neither_openai_nor_prefect_nor_a_database() -> None:
-    used = imported_by("draft", "Ask", "--tool", "http_get", "--print-prompt")
+    used = imported_by("draft", "Ask", "--allow-tool", "http_get", "--print-prompt")
     assert "pydantic" in used  # the prompt was built
     assert not used & {"openai", "prefect", "sqlalchemy", "rich"}
 

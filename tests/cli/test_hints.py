@@ -59,11 +59,11 @@ def test_preview_refuses_a_rejected_run(plan: Plan) -> None:
 def test_the_rollback_command_is_suggested_only_while_something_is_left_to_roll_back(plan: Plan) -> None:
     Path("stuck").touch()
     result = plan("run", document(UNDOABLE, BROKEN), "--offline", *TOOLS)
-    assert f"--rollback --offline {' '.join(TOOLS)}` rolls back the rest; a run that was rolled back cannot be resumed" in result.err
+    assert f" --offline {' '.join(TOOLS)}` rolls back the rest; a run that was rolled back cannot be resumed" in result.err
     run_id = plan("runs", "--json").lines[0]["id"]
-    assert f"`plan cancel {run_id} --rollback --offline` rolls back the rest" in plan("resume", run_id, "--offline", *TOOLS).err
+    assert f"`plan rollback {run_id} --offline` rolls back the rest" in plan("resume", run_id, "--offline", *TOOLS).err
     Path("stuck").unlink()
-    undone = plan("cancel", run_id, "--rollback", "--offline", *TOOLS)
+    undone = plan("rollback", run_id, "--offline", *TOOLS)
     assert (undone.code, "rolls back the rest" in undone.err) == (0, False)
     assert "rolls back the rest" not in plan("resume", run_id, "--offline", *TOOLS).err
 
@@ -184,7 +184,7 @@ def test_the_command_for_an_unknown_outcome_of_an_item_names_the_item(plan: Plan
 @pytest.mark.parametrize("option", ["--skip", "--from"])
 def test_skip_and_from_refuse_a_single_item_and_suggest_resolve(option: str, plan: Plan) -> None:
     run_id = plan("run", document(step("each", "fail", for_each="${{ ['web-1'] }}")), "--offline", *TOOLS, "--json").run["id"]
-    because = ("--because", "x") if option == "--skip" else ()
+    because = ("--note", "x") if option == "--skip" else ()
     refused = plan("resume", run_id, "--offline", *TOOLS, option, "each[web-1]", *because)
     message = (
         "`each[web-1]` is one item of `each`, and only whole steps are skipped or run from: name `each`; if somebody did the item by hand"

@@ -92,7 +92,7 @@ def test_each_plan_of_a_file_is_written_to_its_own_file(plan: Plan, form: str) -
         Path(file).write_text(written)
     assert plan("import", file, *TOOLS).code == 2
     Path("out").mkdir()
-    result = plan("import", file, "--out", "out", "--save", *TOOLS)
+    result = plan("import", file, "--output", "out", "--save", *TOOLS)
     assert result.code == 0, result.err
     assert sorted(path.name for path in Path("out").iterdir()) == ["A-b-2.yaml", "a-b.yaml", "部署.yaml"]
     assert load_plan(Path("out/A-b-2.yaml")).id == "p3"
@@ -110,7 +110,7 @@ def test_every_problem_of_every_plan_is_reported_and_nothing_is_written(plan: Pl
     file = write(go(), wrong)
     with Path(file).open("a") as lines:
         lines.write('{"description": "half", "steps": [\n[1]\n')
-    result = plan("import", file, "--out", "x.yaml", "--save", *TOOLS)
+    result = plan("import", file, "--output", "x.yaml", "--save", *TOOLS)
     assert (result.code, result.out, Path("x.yaml").exists()) == (2, "", False)
     assert "plans.jsonl:2:" in result.err
     assert "error[unknown-field] at Stepz: a plan has no field `Stepz`; did you mean `steps`?" in result.err
@@ -189,7 +189,7 @@ def test_a_native_document_is_saved_unchanged(plan: Plan, monkeypatch: pytest.Mo
     [
         ((go(), go(ID="q")), ("--save",), "several plans are called 部署"),
         ((go(), go(Name="x")), ("--name", "y", "--save"), "holds 2 plans, but --name fits only one"),
-        ((go(), go(Name="x")), ("--out", "no"), "no is not a folder"),
+        ((go(), go(Name="x")), ("--output", "no"), "no is not a folder"),
         (([],), (), "holds no plan"),
     ],
 )

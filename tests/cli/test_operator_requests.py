@@ -23,7 +23,7 @@ SIGNED: dict[str, Any] = {"approvers": ["ana"], "known_by": ["ssh_signature"]}
 BY_ANA = ("--sign", "--by", "ana")
 FAIL = step("check", "fail", depends_on=["greet"])
 PUT = step("put", "say", parameters={"text": "放好"}, effect="write", rollback={"tool_name": "say", "parameters": {"text": "收回"}})
-SKIP_CHECK = "--skip", "check", "--because", "它没有用"
+SKIP_CHECK = "--skip", "check", "--note", "它没有用"
 
 
 def failed(plan: Plan, *steps: dict[str, Any], **options: Any) -> str:
@@ -45,7 +45,7 @@ def audit(plan: Plan, run_id: str, *kinds: str) -> list[dict[str, Any]]:
 def test_a_signed_request_skips_a_step_if_the_policy_requires_a_signature(plan: Plan) -> None:
     run_id = failed(plan, step("tell", "greet", parameters={"who": "ana"}, depends_on=["check"]))
     refused = plan("resume", run_id, *TOOLS, "--offline", *SKIP_CHECK)
-    hint = f"use `plan resume {run_id} --offline --skip check --because …` with --sign and --by NAME"
+    hint = f"use `plan resume {run_id} --offline --skip check --note …` with --sign and --by NAME"
     message = f"plan: the step is not skipped: {os_user()} may not answer here; only ana may; {hint}\n"
     assert (refused.code, refused.err) == (10, message)
     (refusal,) = audit(plan, run_id, "refused", "skip_requested")
@@ -60,7 +60,7 @@ def test_a_signed_request_skips_a_step_if_the_policy_requires_a_signature(plan: 
     request, signature = audit(plan, run_id, "skip_requested", "signed")
     assert (request["step_id"], request["by"], request["known_by"], request["message"]) == ("check", "ana", "ssh_signature", "它没有用")
     assert (signature["by"], signature["message"][:29]) == ("ana", "-----BEGIN SSH SIGNATURE-----")
-    assert plan("runs", "verify", run_id).code == 0
+    assert plan("verify", run_id).code == 0
 
 
 @pytest.mark.usefixtures("signer")
@@ -83,7 +83,7 @@ def test_the_error_suggests_an_alternative_if_no_proof_is_possible(plan: Plan) -
     [
         (("resume", "RUN", *SKIP_CHECK, "--by", "ana"), "--by alone proves nothing"),
         (("resume", "RUN", "--sign"), "they go with --skip and --from"),
-        (("cancel", "RUN", "--sign"), "they go with --rollback"),
+        (("cancel", "RUN", "--sign"), "Unknown option: --sign"),
     ],
     ids=["a name alone", "nothing is asked", "a plain cancel"],
 )
@@ -101,15 +101,15 @@ def test_a_signed_request_rolls_a_run_back(plan: Plan) -> None:
     run_id = plan("run", path, *TOOLS, "--offline", "--detach", "--json").run["id"]
     assert plan("approve", run_id, "--step", "put", *BY_ANA, "--yes").code == 0
     assert resume(plan, run_id, "--detach").run["status"] == "partial"
-    undo = "cancel", run_id, "--rollback", *TOOLS, "--reason", "放错了"
+    undo = "rollback", run_id, *TOOLS, "--note", "放错了"
     refused = plan(*undo)
     assert (refused.code, audit(plan, run_id, "rollback_requested")) == (10, [])
-    assert f"ana may; use `plan cancel {run_id} --rollback --offline` with --sign and --by NAME" in refused.err
+    assert f"ana may; use `plan rollback {run_id} --offline` with --sign and --by NAME" in refused.err
     done = plan(*undo, *BY_ANA, "--json")
     assert (done.code, done.run["steps"][0]["rolled_back"]) == (0, True), done.err
     request, signature = audit(plan, run_id, "rollback_requested", "signed")
     assert (request["by"], request["known_by"], request["message"]) == ("ana", "ssh_signature", "放错了 (by ana)")
-    verified = plan("runs", "verify", run_id, "--json").run
+    verified = plan("verify", run_id, "--json").run
     assert [(row["table"], row["problem"]) for row in verified["signatures"]] == [("approvals", None), ("audit", None)]
     assert verified["signatures"][1]["id"] == signature["row_id"]
 
@@ -124,7 +124,7 @@ def test_a_step_done_by_hand_is_recorded_with_a_signature(plan: Plan) -> None:
     (signature,) = audit(plan, run_id, "signed")
     (receipt,) = [row for row in document_of(plan("export", run_id).out)["receipts"] if row["by"] is not None]
     assert (signature["step_id"], receipt["by"], receipt["known_by"]) == ("check", "ana", "ssh_signature")
-    assert plan("runs", "verify", run_id, "--json").run["signatures"] == [
+    assert plan("verify", run_id, "--json").run["signatures"] == [
         {
             "table": "receipts",
             "id": receipt["attempt_id"],
@@ -152,7 +152,7 @@ def test_a_signature_over_an_erased_value_is_not_checked_and_the_record_verifies
     assert plan(*[run_id if word == "RUN" else word for word in signed], *BY_ANA).code == 0
     assert resume(plan, run_id).code in (0, 8)  # the second case already skipped the step and completed
     assert plan("erase", run_id, "--fields", field, "--yes").code == 0
-    verified = plan("runs", "verify", run_id)
+    verified = plan("verify", run_id)
     assert (verified.code, "the signature of ana can no longer be checked" in verified.err) == (0, True), verified.out
     erased = {"notes": "它没有用", "steps.check.result": "看"}[field]
     assert erased not in plan("export", run_id).out
@@ -214,7 +214,7 @@ def test_running_a_skipped_step_again_needs_proof_too(plan: Plan) -> None:
     hint = f"use `plan resume {run_id} --offline --from check` with --sign and --by NAME"
     assert (refused.code, "the skipped step does not run" in refused.err, hint in refused.err) == (10, True, True)
     assert resume(plan, run_id, "--from", "check", *BY_ANA).run["steps"][1]["status"] == "failed"
-    assert plan("runs", "verify", run_id).code == 0
+    assert plan("verify", run_id).code == 0
 
 
 def test_a_new_version_of_a_skipped_step_runs(plan: Plan) -> None:
@@ -295,14 +295,14 @@ def test_a_forged_request_is_detected_on_any_machine_that_knows_the_signers(plan
     untouched = document_of(exported)
     rebuild_audit_log(untouched)
     Path("run.json").write_text(json.dumps(untouched))
-    result = plan("runs", "verify", "run.json")
+    result = plan("verify", "run.json")
     assert (result.code, ", intact: " in result.out) == (0, True)
     for forge, where, what in FORGED.values():
         found = document_of(exported)
         forge(found)
         rebuild_audit_log(found)
         Path("run.json").write_text(json.dumps(found))
-        result = plan("runs", "verify", "run.json")
+        result = plan("verify", "run.json")
         assert (result.code, result.out.startswith(f"altered: {where}: the signature of "), what in result.out) == (1, True, True), (
             result.out
         )

@@ -68,7 +68,7 @@ def test_a_run_is_promoted_to_a_document_with_commented_inputs(plan: Plan, compl
 
 
 def test_a_promoted_runbook_is_saved_under_the_os_user_and_runs_like_the_original(plan: Plan, completed: str) -> None:
-    result = plan("promote", completed, "--name", "早安", "--save", "--out", "runbook.yaml", *TOOLS)
+    result = plan("promote", completed, "--name", "早安", "--save", "--output", "runbook.yaml", *TOOLS)
     assert (result.code, result.out) == (0, "")
     assert "saved version 1 of 早安" in result.err
     assert f"next: plan run 'store:早安' {' '.join(TOOLS)}\n" in result.err
@@ -116,11 +116,11 @@ def test_every_missing_tool_is_reported(plan: Plan, completed: str) -> None:
 
 
 def test_an_existing_file_is_not_overwritten_and_nothing_is_saved(plan: Plan, completed: str) -> None:
-    result = plan("promote", completed, "--out", "plan.yaml", "--save", *TOOLS)
+    result = plan("promote", completed, "--output", "plan.yaml", "--save", *TOOLS)
     assert result.code == 2
     assert "plan.yaml already exists" in result.err
     assert versions("问候") == []
-    assert plan("promote", completed, "--out", "plan.yaml", "--force", *TOOLS).code == 0
+    assert plan("promote", completed, "--output", "plan.yaml", "--force", *TOOLS).code == 0
     assert "who" in load_plan(Path("plan.yaml")).inputs
 
 

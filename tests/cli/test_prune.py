@@ -35,21 +35,21 @@ def test_old_runs_are_deleted_with_their_results_and_leave_tombstones(plan: Plan
     for run_id in runs:
         (home / "results" / run_id).mkdir(parents=True)
         (home / "results" / run_id / "greet-1.json").write_text("{}")
-    digest = plan("runs", "verify", runs[0], "--json").run["digest"]
+    digest = plan("verify", runs[0], "--json").run["digest"]
     result = plan("prune", "--older-than", "0m", "--yes")
     assert (result.code, result.out, result.err) == (0, "", "deleted 2 records; removed the result files of 2 runs\n")
     assert [run["id"] for run in plan("runs", "--json").lines] == [runs[2]]
     assert [path.name for path in (home / "results").iterdir()] == [runs[2]]
 
-    verified = plan("runs", "verify", runs[0])
+    verified = plan("verify", runs[0])
     assert verified.code == 0
     assert verified.out.startswith(f"pruned: run {runs[0]} was pruned, by {ME} (os_user) at ")
     assert verified.out.endswith(f"digest {digest}\n")
-    as_json = plan("runs", "verify", runs[0], "--json").run
+    as_json = plan("verify", runs[0], "--json").run
     assert (as_json["verdict"], as_json["ok"], as_json["tombstone"]["last_digest"]) == ("pruned", True, digest)
     shown = plan("show", runs[0], "--all")
     assert (shown.code, f"run {runs[0]} was pruned" in shown.err) == (2, True)
-    assert plan("store", "verify").out == "1 run, tombstones, policy and versions of plans: intact\n"
+    assert plan("verify").out == "1 run, tombstones, policy and versions of plans: intact\n"
     assert plan("prune", "--older-than", "0m", "--yes").err == "deleted 0 records\n"
 
 
@@ -68,19 +68,19 @@ def test_a_signature_covers_all_tombstones_and_a_forged_one_is_reported(
     monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(mine))
     assert plan("prune", "--older-than", "0m", "--sign", "--yes").err == "deleted 2 records; signed the tombstones up to number 2\n"
     covered = f"the signature of {ME} at tombstone 2 covers it"
-    assert plan("runs", "verify", runs[0]).err == f"{covered}, which was not checked: no allowed signers are named\n"
+    assert plan("verify", runs[0]).err == f"{covered}, which was not checked: no allowed signers are named\n"
     monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(allowed))
-    assert (plan("runs", "verify", runs[0]).err, plan("runs", "verify", runs[0], "--json").run["signature"]["checked"]) == (
+    assert (plan("verify", runs[0]).err, plan("verify", runs[0], "--json").run["signature"]["checked"]) == (
         f"{covered}\n",
         True,
     )
-    assert plan("store", "verify").out == "1 run, tombstones, policy and versions of plans: intact\n"
+    assert plan("verify").out == "1 run, tombstones, policy and versions of plans: intact\n"
     assert plan("prune", "--older-than", "0m", "--sign", "--yes").err == "deleted 0 records\n"  # everything is signed
 
     forged = sign("prefect-plan-adapter tombstones\nnumber: 1\ndigest: 0\n", key=other)
     row = "INSERT INTO tombstone_signatures VALUES (1, :by, :signature, '2026-01-01 00:00:00')"
     asyncio.run(Sql(f"sqlite:///{home / 'plans.db'}").change(row, by=ME, signature=forged))
-    for result in (plan("runs", "verify", runs[0]), plan("store", "verify")):
+    for result in (plan("verify", runs[0]), plan("verify")):
         assert (result.code, result.out.startswith(f"altered: the signature of {ME} at tombstone 1: ")) == (1, True)
 
 
@@ -136,6 +136,6 @@ def test_an_altered_record_is_kept_and_reported(plan: Plan, runs: list[str], hom
     change = f"UPDATE runs SET message = 'x' WHERE id = '{runs[0]}'"
     asyncio.run(Sql(f"sqlite:///{home / 'plans.db'}").change(change))
     assert plan("prune", "--older-than", "0m", "--yes").err == "deleted 1 record; kept 1: 1 record does not verify\n"
-    verified = plan("store", "verify")
+    verified = plan("verify")
     assert (verified.code, verified.out.startswith(f"altered: run {runs[0]}: runs: ")) == (1, True)
-    assert plan("store", "verify", "--json").run["ok"] is False
+    assert plan("verify", "--json").run["ok"] is False

@@ -48,7 +48,7 @@ def test_a_question_is_listed_answered_and_the_resumed_run_uses_the_answer(plan:
     (decided, acted) = plan("show", run_id, "--json").run["steps"]
     assert (decided["tool_name"], decided["result"]) == ("ask", {"choice": "switch", "nodes": 3})
     assert acted["result"] == {"text": "你好, switch 3"}
-    assert plan("runs", "verify", run_id).code == 0
+    assert plan("verify", run_id).code == 0
 
 
 def test_invalid_values_are_refused_with_every_problem_and_the_question_stays_open(plan: Plan) -> None:
@@ -80,7 +80,7 @@ def test_a_signature_covers_the_answer(plan: Plan, signer: Path, home: Path) -> 
     result = plan("answer", run_id, "decide", "choice=switch", "--sign", "--by", "ana", "--json")
     assert (result.code, result.run["known_by"], result.run["answer"]) == (0, "ssh_signature", {"choice": "switch", "nodes": 2}), result.err
     assert resumed(plan, run_id).code == 0
-    verified = plan("runs", "verify", run_id, "--json")
+    verified = plan("verify", run_id, "--json")
     assert verified.code == 0, verified.err
 
 

@@ -54,7 +54,7 @@ def test_revise_with_words_makes_a_model_replan_the_remaining_steps(plan: Plan, 
     assert [(step["id"], step["attempts"], step["error"]) for step in shown["earlier_steps"]] == [("second", 1, "RuntimeError: 镜像不通")]
     assert "- `second` (`fail`): did not succeed in 1 attempt: `RuntimeError: 镜像不通`" in plan("show", run_id, "--all").out
     assert "换一个镜像再试" in plan("show", "--draft", "--all").out
-    assert plan("runs", "verify", run_id).code == 0
+    assert plan("verify", run_id).code == 0
 
 
 def test_the_run_is_unchanged_if_the_model_returns_no_plan(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_single_unknown_token_is_treated_as_a_mistyped_plan(plan: Plan) -> Non
     assert (result.code, "there is no file `again`" in result.err, "; words for a model" in result.err) == (2, True, True)
     result = plan("revise", run_id, "new-plan.yaml", *TOOLS)
     assert (result.code, "new-plan.yaml: error[unreadable]: the file does not exist" in result.err) == (2, True)
-    assert "--tool and --secret are for a model" in plan("revise", run_id, "plan.json", "--tool", "bash", *TOOLS).err
+    assert "--allow-tool and --secret are for a model" in plan("revise", run_id, "plan.json", "--allow-tool", "bash", *TOOLS).err
     assert "the words are empty" in plan("revise", run_id, " ", *TOOLS).err
 
 

@@ -44,7 +44,7 @@ def test_a_signed_resolution_is_accepted_and_its_signature_is_kept(plan: Plan) -
     [signature] = [entry for entry in entries if entry["kind"] == "signed"]
     assert (signature["step_id"], signature["by"], signature["known_by"]) == ("lost", "ana", "ssh_signature")
     assert signature["message"].startswith("-----BEGIN SSH SIGNATURE-----")
-    assert plan("runs", "verify", run_id).code == 0
+    assert plan("verify", run_id).code == 0
     resumed = plan("resume", run_id, *TOOLS, "--offline", "--json")
     assert (resumed.code, resumed.run["steps"][0]["result"]) == (0, {"版本": 3})
 

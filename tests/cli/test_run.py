@@ -161,7 +161,7 @@ def test_times_in_json_use_iso_8601(run_offline: RunOffline) -> None:
 
 def test_a_waiting_run_can_be_cancelled(run_offline: RunOffline, plan: Plan) -> None:
     run = run_offline(document(GREET, **NEEDS_APPROVAL), "--json").run
-    result = plan("cancel", run["id"], "--reason", "不需要了", "--json")
+    result = plan("cancel", run["id"], "--note", "不需要了", "--json")
     assert (result.code, result.run["status"], result.run["reason"]) == (0, "cancelled", "cancelled")
     assert result.run["message"].startswith("不需要了")
     again = plan("cancel", run["id"])

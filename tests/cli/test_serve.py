@@ -63,7 +63,7 @@ def test_a_runbook_is_served_on_a_schedule(terminals: list[Terminal], name: str)
     [
         ([], "serve what? `plan serve RUNBOOK`"),
         (["FILE", "FILE"], "several plans have the name"),
-        (["FILE", "--limit", "0"], "--limit must be at least 1"),
+        (["FILE", "--concurrency-limit", "0"], "--concurrency-limit must be at least 1"),
         (["no-such-plan"], "no-such-plan"),
         (["no-such-plan.yaml"], "no-such-plan.yaml: error[unreadable]: the file does not exist"),
         (["FILE", "other", "--cron", "0 3 * * *"], "a schedule is for one runbook"),
@@ -82,7 +82,7 @@ def test_a_deployment_with_a_work_pool_is_left_to_its_workers(plan: Plan, name: 
     result = plan("serve", path)
     assert result.code == 2
     assert f"workers of the pool `plans` run `{name}/{name}`: start one with `prefect worker start --pool plans`" in result.err
-    assert f"`plan undeploy {name}`" in result.err
+    assert f"`plan deploy --delete {name}`" in result.err
     assert in_prefect(name).work_pool_name == "plans"
 
 

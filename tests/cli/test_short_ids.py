@@ -20,12 +20,12 @@ VERBS = (
     ["reject", "ID"],
     ["resolve", "ID", "greet", "done"],
     ["cancel", "ID"],
-    ["cancel", "ID", "--rollback"],
+    ["rollback", "ID"],
     ["resume", "ID", "--offline", *TOOLS],
     ["show", "ID"],
     ["logs", "ID"],
     ["export", "ID"],
-    ["runs", "verify", "ID"],
+    ["verify", "ID"],
 )
 
 
@@ -96,7 +96,7 @@ def test_a_pruned_run_is_named_by_its_end(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("cancel", run_id)
     assert plan("prune", "--older-than", "0d", "--yes").code == 0
-    assert f"`plan runs verify {run_id}` shows its tombstone" in plan("show", run_id[-6:]).err
+    assert f"`plan verify {run_id}` shows its tombstone" in plan("show", run_id[-6:]).err
 
 
 def form_of(run_id: str) -> OpenForm:

@@ -54,7 +54,7 @@ def test_a_runbook_runs_a_sub_plan(plan: Plan) -> None:
         "verify.mark": "failed",
         "tell": "skipped",
     }
-    skipped = plan("resume", run_id, "--offline", "--skip", "mark", "--because", "marked by hand")
+    skipped = plan("resume", run_id, "--offline", "--skip", "mark", "--note", "marked by hand")
     assert (skipped.code, "no step is called `mark` (did you mean `verify.mark`?)" in skipped.err) == (2, True), skipped.err
     Path("parts/site.yaml").unlink()  # the run has its own copy
     assert "`verify` runs a plan and calls no tool: name one of its steps, `verify.check`" in plan("resolve", run_id, "verify", "done").err

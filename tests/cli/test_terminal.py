@@ -195,7 +195,7 @@ def test_a_run_cancelled_by_another_command_exits_with_4() -> None:
     path = document(step("a", "wait"), step("b", "greet", parameters={"who": "x"}, depends_on=["a"]))
     with started_run(path) as (process, events):
         (line,) = piped("runs", "--json").stdout.splitlines()
-        asked = piped("cancel", json.loads(line)["id"], "--reason", "磁盘要换")
+        asked = piped("cancel", json.loads(line)["id"], "--note", "磁盘要换")
         assert asked.returncode == 0, asked.stderr.decode()
         *_, run = events
         assert process.wait(BOUND_SECONDS) == 4

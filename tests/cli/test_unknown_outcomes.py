@@ -86,7 +86,7 @@ def test_a_resume_says_that_the_command_still_runs(processes: Processes, plan: P
     resumed = plan("resume", run_id, "--offline").err.splitlines()
     assert still in resumed[-2]
     assert "check it, record the outcome with" in resumed[-1]
-    skipped = plan("resume", run_id, "--offline", "--skip", "slow", "--because", "看过了")
+    skipped = plan("resume", run_id, "--offline", "--skip", "slow", "--note", "看过了")
     assert (skipped.code, still in skipped.err) == (0, True)
     os.killpg(pid, signal.SIGKILL)
 
@@ -151,11 +151,11 @@ def test_a_run_in_progress_has_no_unknown_outcomes(processes: Processes, plan: P
 
 def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
-    resolve = f"{CHECK_FIRST} `plan resolve {run_id} slow done|again|abort` ({ANSWERS}), then `plan cancel {run_id} --rollback --offline`\n"
+    resolve = f"{CHECK_FIRST} `plan resolve {run_id} slow done|again|abort` ({ANSWERS}), then `plan rollback {run_id} --offline`\n"
     assert resolve in plan("show", run_id).next
     known, undoes = (
         "the outcome of `slow` is unknown",
-        f"`plan cancel {run_id} --rollback --offline` rolls it back, if it declares a rollback\n",
+        f"`plan rollback {run_id} --offline` rolls it back, if it declares a rollback\n",
     )
     hint = (
         f"{known}, and the call is neither rolled back nor repeated: check it, record the outcome with "
@@ -167,7 +167,7 @@ def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     shown = plan("show", run_id, "--all")
     assert "recorded `abort` for `slow`; its outcome is unknown" in shown.out
     assert shown.err == hint
-    undone = plan("cancel", run_id, "--rollback", "--offline")
+    undone = plan("rollback", run_id, "--offline")
     hint = (
         f"{known}, and the call is not rolled back: check it; if it was done, `plan resolve {run_id} slow done` records that, and {undoes}"
     )
@@ -175,7 +175,7 @@ def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     assert plan("show", run_id).next == hint
     assert "rolled back: prep; started, and possibly done: `slow`" in undone.out
     plan("resolve", run_id, "slow", "done")
-    undone = plan("cancel", run_id, "--rollback", "--offline")
+    undone = plan("rollback", run_id, "--offline")
     assert (undone.code, Path("slow-undone").exists()) == (0, True)
     assert "cannot be resumed: `plan run " in plan("show", run_id).next
 
@@ -187,7 +187,7 @@ def test_an_unknown_outcome_is_shown_even_with_nothing_else_to_undo(plan: Plan) 
     path.write_text(first + only, encoding="utf-8")
     run_id = plan("run", str(path), "--offline", "--json").run["id"]
     plan("resolve", run_id, "slow", "abort")
-    result = plan("cancel", run_id, "--rollback", "--offline")
+    result = plan("rollback", run_id, "--offline")
     assert (result.code, "the outcome of `slow` is unknown" in result.err) == (1, True)
 
 
@@ -211,8 +211,8 @@ def test_every_hint_of_a_run_to_be_rolled_back_suggests_the_rollback(is_killed: 
     if is_killed:
         process.kill()
         process.wait()
-    requested = plan("cancel", run_id, "--rollback", "--offline")
-    undo, finish = f"`plan cancel {run_id} --rollback --offline`", f"`plan resume {run_id} --offline`"
+    requested = plan("rollback", run_id, "--offline")
+    undo, finish = f"`plan rollback {run_id} --offline`", f"`plan resume {run_id} --offline`"
     resolve = f"`plan resolve {run_id} slow done|again|abort`, then {undo}"
     if is_killed:
         assert requested.err.endswith(f"is not rolled back while the outcome of `slow` is unknown: {resolve}\n")
@@ -222,11 +222,11 @@ def test_every_hint_of_a_run_to_be_rolled_back_suggests_the_rollback(is_killed: 
         assert stderr.splitlines()[-1].endswith(f"record the outcome with {resolve}")
         assert f"rolled back: nothing, because the outcome of `slow` is unknown: {resolve}" in plan("show", run_id, "--json").run["message"]
     assert plan("show", run_id).next.endswith(f"{CHECK_FIRST} {resolve.replace('`, then', f'` ({ANSWERS}), then')}\n")
-    assert f"then {undo}" in plan("cancel", run_id, "--rollback", "--offline").err
+    assert f"then {undo}" in plan("rollback", run_id, "--offline").err
     hint = f"{undo} rolls the run back; to finish it instead, {finish}\n"
     assert plan("resolve", run_id, "slow", "done", "--end").err.endswith(hint)
     assert plan("show", run_id).next == hint
-    assert plan("cancel", run_id, "--rollback", "--offline").code == 0
+    assert plan("rollback", run_id, "--offline").code == 0
     assert (Path("prepared").exists(), Path("slow-undone").exists()) == (False, True)
     assert "cannot be resumed: `plan run " in plan("show", run_id).next
 
@@ -234,7 +234,7 @@ def test_every_hint_of_a_run_to_be_rolled_back_suggests_the_rollback(is_killed: 
 def test_after_a_timeout_the_recorded_outcome_suggests_the_rollback_first(plan: Plan) -> None:
     result = plan("run", slow(timeout=300), "--offline")
     run_id = plan("runs", "--json").lines[0]["id"]
-    undo = f"`plan cancel {run_id} --rollback --offline`"
+    undo = f"`plan rollback {run_id} --offline`"
     assert result.err.splitlines()[-1].endswith(f"slow done|again|abort`, then {undo}")
     hint = f"{undo} rolls the run back; to finish it instead, `plan resume {run_id} --offline`\n"
     assert plan("resolve", run_id, "slow", "done").err == hint
@@ -258,9 +258,9 @@ def test_a_rollback_with_an_unknown_outcome_waits_for_a_person(plan: Plan) -> No
     result = plan("run", "plan.yaml", "--offline", "--json")
     assert (result.code, result.run["status"], result.run["reason"]) == (7, "partial", "step_failed"), result.err
     run_id = result.run["id"]
-    assert plan("cancel", run_id, "--rollback", "--offline").code == 7
+    assert plan("rollback", run_id, "--offline").code == 7
     assert plan("resolve", run_id, "prep", "done", "--rollback").code == 0
-    assert plan("cancel", run_id, "--rollback", "--offline").code == 0
+    assert plan("rollback", run_id, "--offline").code == 0
 
 
 def assert_resume_reports_cancellation(plan: Plan, run_id: str, why: str) -> None:
@@ -277,7 +277,7 @@ def test_resuming_a_cancelled_run_first_says_who_cancelled_it_and_when(processes
     process.kill()
     process.wait()
     run_id = plan("runs", "--json").lines[0]["id"]
-    plan("cancel", run_id, "--reason", "太晚了")
+    plan("cancel", run_id, "--note", "太晚了")
     plan("resolve", run_id, "slow", "done")
     assert_resume_reports_cancellation(plan, run_id, f"太晚了 (by {os_user()})")
 

@@ -185,7 +185,7 @@ async def test_an_unknown_outcome_is_never_rolled_back_automatically() -> None:
     run_id = execution.run.id
     assert rollback.report().words == (
         f"rolled back: nothing, because the outcome of `restart[slow]` is unknown: `plan resolve {run_id} restart done|again|abort "
-        f"--item slow`, then `plan cancel {run_id} --rollback`"
+        f"--item slow`, then `plan rollback {run_id}`"
     )
 
 

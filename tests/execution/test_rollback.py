@@ -98,7 +98,7 @@ async def test_a_rollback_that_times_out_has_an_unknown_outcome_and_waits_for_a_
     plan.step("b").timeout_ms = 30
     execution, rollback = await run_and_undo(plan, world)
     run_id = execution.run.id
-    commands = f"`plan resolve {run_id} b done|again|abort --rollback`, then `plan cancel {run_id} --rollback`"
+    commands = f"`plan resolve {run_id} b done|again|abort --rollback`, then `plan rollback {run_id}`"
     assert rollback.report().words == (
         f"rolled back: nothing; not rolled back: b (the outcome of its rollback is unknown: {commands}), "
         "a (`b` must be rolled back first), broken (failed, check by hand)"
@@ -139,7 +139,7 @@ async def test_nothing_is_rolled_back_while_the_outcome_of_a_step_is_unknown() -
     assert (execution.run.reason, world.undone) == (RunReason.UNKNOWN, [])
     assert rollback.report().words == (
         f"rolled back: nothing, because the outcome of `slow` is unknown: `plan resolve {execution.run.id} slow done|again|abort`, "
-        f"then `plan cancel {execution.run.id} --rollback`"
+        f"then `plan rollback {execution.run.id}`"
     )
 
 

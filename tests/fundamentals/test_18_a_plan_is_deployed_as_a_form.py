@@ -64,4 +64,4 @@ def test_the_inputs_are_a_form_and_each_deployment_is_one_version(
     assert (old.description, new.description) == ("Greet a guest", "Greet a guest again")
     assert asyncio.run(old(who="ana")).outputs == {"text": "你好, ana"}
 
-    assert main(["undeploy", "greet-a-guest"]) == 0
+    assert main(["deploy", "--delete", "greet-a-guest"]) == 0

@@ -214,7 +214,7 @@ async def test_abort_stops_the_rollback_until_the_outcome_is_resolved(world: Rol
     message = "two (ana recorded `abort` for `rollback two`; the outcome of its rollback is unknown)"
     assert f"not rolled back: {message}, one (`two` must be rolled back first)" in (run.message or "")
     later = await world.roll_back(run, Person([]))
-    command = f"`plan resolve {run.id} two done|again --rollback` and `plan cancel {run.id} --rollback --offline`"
+    command = f"`plan resolve {run.id} two done|again --rollback` and `plan rollback {run.id} --offline`"
     assert (world.calls, command in (later.message or "")) == (["two"], True)
     await aresolve_step(run.id, "two", "again", by="bo", rollback=True, store=world.store)
     with pytest.raises(RunConflictError, match="is not unknown"):

@@ -1,4 +1,4 @@
-"""Tests of rollback over plan versions: approved steps are rolled back as approved, and no unapproved call is made."""
+"""Tests of rollback over plan show --versions: approved steps are rolled back as approved, and no unapproved call is made."""
 
 from typing import Any
 

@@ -29,7 +29,7 @@ def test_offered_operations_can_be_listed_without_a_server(harness: Harness, cap
     [
         (["--offer", "approve_run"], "no such operation"),
         (["--name", "a/b"], "use letters"),
-        (["--tool", "http_gte"], "did you mean `http_get`"),
+        (["--allow-tool", "http_gte"], "did you mean `http_get`"),
     ],
 )
 def test_mistakes_are_reported_before_anything_is_served(

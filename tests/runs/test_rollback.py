@@ -77,7 +77,7 @@ async def test_a_failed_rollback_reports_its_progress_and_can_be_retried(store: 
         "ValueError: 节点-2 卡住了), one (`two` must be rolled back first)"
     )
     assert run.rollback == RollbackStatus("`last` failed: ValueError: nothing answers", can_continue=True)
-    with pytest.raises(RunConflictError, match=r"`plan cancel .* --rollback --offline` rolls back the rest"):
+    with pytest.raises(RunConflictError, match=r"`plan rollback .* --offline` rolls back the rest"):
         await aresume_run(run.id, tools=world.tools, store=store, offline=True)
     world.stuck.clear()
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
@@ -160,7 +160,7 @@ def test_plan_cancel_rolls_back_an_ended_run(tmp_path: Path, capsys: pytest.Capt
     assert main(["run", str(path), "--offline", "--json"]) == 1
     run = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (tmp_path / "文件").exists()
-    assert main(["cancel", run["id"], "--rollback"]) == 0
+    assert main(["rollback", run["id"]]) == 0
     output = capsys.readouterr()
     assert "rolled back: leave" in output.out
     assert "rollback leave: completed in" in output.err

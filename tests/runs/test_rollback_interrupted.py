@@ -30,7 +30,7 @@ async def test_nothing_is_rolled_back_while_an_outcome_is_unknown(store: PlanSto
     assert (run.reason, world.put_back) == (RunReason.UNKNOWN, [])
     assert (run.message or "").endswith(
         f"; rolled back: nothing, because the outcome of `last` is unknown: `plan resolve {run.id} last done|again|abort`, "
-        f"then `plan cancel {run.id} --rollback --offline`"
+        f"then `plan rollback {run.id} --offline`"
     )
     with pytest.raises(RunConflictError, match="while the outcome of `last` is unknown"):
         await acancel_run(run.id, rollback=True, tools=world.tools, store=store)

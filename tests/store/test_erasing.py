@@ -159,7 +159,7 @@ async def test_erasing_refuses_runs_in_use_and_records_that_do_not_verify(store:
     with pytest.raises(RunConflictError, match=r"is still in use \(executing\)"):
         await erase(store, executing.id, "inputs.host")
     await sql.change(f"UPDATE runs SET message = 'x' WHERE id = '{damaged.id}'")
-    with pytest.raises(RunConflictError, match="does not verify: `plan runs verify"):
+    with pytest.raises(RunConflictError, match="does not verify: `plan verify"):
         await erase(store, damaged.id, "inputs.email")
 
 

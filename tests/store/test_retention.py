@@ -82,7 +82,7 @@ async def test_pruning_a_run_leaves_a_tombstone_and_keeps_its_plan_and_other_run
     assert (await store.get(run.digest)).description == "检查两次"
     assert (await store.verify(other.id)).ok
     assert await store.retention.problem() is None
-    with pytest.raises(RunConflictError, match=rf"run {run.id} was pruned, by 安娜 \(unverified\) at .*`plan runs verify {run.id}` shows"):
+    with pytest.raises(RunConflictError, match=rf"run {run.id} was pruned, by 安娜 \(unverified\) at .*`plan verify {run.id}` shows"):
         await store.run(run.id)
     assert await old(store) == {other.id: (await old(store))[other.id]}
 

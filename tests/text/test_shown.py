@@ -182,7 +182,7 @@ def test_the_command_line_neither_renders_nor_runs_a_text(
     payload_run: PayloadRun, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", payload_run.url)
-    for arguments in (["runs"], ["show", payload_run.run.id], ["logs", payload_run.run.id], ["runs", "verify", payload_run.run.id]):
+    for arguments in (["runs"], ["show", payload_run.run.id], ["logs", payload_run.run.id], ["verify", payload_run.run.id]):
         capsys.readouterr()
         main(arguments)
         output = capsys.readouterr()
@@ -200,7 +200,7 @@ def test_an_exported_file_of_all_payloads_verifies(
     document = document_of((home / "run.jsonl").read_text(encoding="utf-8"))
     results = [json.loads(row["result"]) for row in document["receipts"] if row["step_id"] == "give"]
     assert results == [list(PAYLOADS.values())]
-    assert main(["runs", "verify", "run.jsonl"]) == 0
+    assert main(["verify", "run.jsonl"]) == 0
     assert not HIDING & set(capsys.readouterr().out)
     assert nothing_was_interpreted(home)
 

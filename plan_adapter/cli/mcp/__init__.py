@@ -28,7 +28,7 @@ def mcp(
     *,
     offer: list[str] | None = None,
     plan: list[str] | None = None,
-    tool: list[str] | None = None,
+    allow_tool: list[str] | None = None,
     tools: list[str] | None = None,
     secret: list[str] | None = None,
     name: str = "agent",
@@ -47,7 +47,8 @@ def mcp(
     Args:
         offer: Offer only this operation; may be repeated. Default: all.
         plan: A stored plan (a name, `name@version` or a digest), or a plan document, to offer as a tool of its own; may be repeated.
-        tool: A tool that the agent's plans may use; may be repeated. If you name one of your own tools, only the named ones are available.
+        allow_tool: A tool that the agent's plans may use; may be repeated. If you name one of your own tools, only the named ones are
+            available.
         tools: `package.module:name` of a tool or registry that the agent's plans may use; may be repeated.
         secret: A name that the agent's plans may use as `${{ secrets.NAME }}`; may be repeated. The agent never sees its value.
         name: The agent's name, recorded as `mcp/NAME`; use that form to make it an operator in a policy.
@@ -64,7 +65,14 @@ def mcp(
         raise UsageError(f"--name {name}: use letters, digits, - and _")
     context = RunContext(agent_id=agent_id, org_id=org_id, tenant_id=tenant_id, task_id=task_id)
     options = _ServerOptions(
-        tuple(offer or ()), tuple(plan or ()), tuple(tool or ()), tuple(tools or ()), tuple(secret or ()), name, context, offline=offline
+        tuple(offer or ()),
+        tuple(plan or ()),
+        tuple(allow_tool or ()),
+        tuple(tools or ()),
+        tuple(secret or ()),
+        name,
+        context,
+        offline=offline,
     )
     if not json and importlib.util.find_spec("mcp") is None:
         raise UsageError(NOT_INSTALLED)

@@ -10,8 +10,8 @@ from plan_adapter.local.settings import Settings
 async def approve(
     run: str | None = None,
     /,
-    *,
     step: str | None = None,
+    *,
     item: str | None = None,
     digest: str | None = None,
     yes: bool = False,

@@ -15,7 +15,7 @@ from plan_adapter.cli.asking import ask_to_confirm, is_at_terminal
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.foreground import begin_server
-from plan_adapter.cli.servers import worker_command
+from plan_adapter.cli.servers import running_server, worker_command
 from plan_adapter.cli.sources import documents_in, input_texts, open_store, pin, plan_of, tools_of
 from plan_adapter.documents import is_test_file, read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
@@ -64,6 +64,7 @@ def deploy(
     job_variable: list[str] | None = None,
     pull: Path | None = None,
     dry_run: bool = False,
+    delete: bool = False,
     yes: bool = False,
     json: bool = False,
 ) -> int:
@@ -90,9 +91,13 @@ def deploy(
         job_variable: `name=value`, a job variable of the work pool, or `env.NAME=value`; may be repeated.
         pull: A YAML or JSON file with `pull`: a list of Prefect's pull steps, which fetch code before a run.
         dry_run: Show what would change, and change nothing.
+        delete: Delete the deployment of the runbook with that name, and its schedule. Its runs, the versions of its plan and its standing
+            approvals stay.
         yes: Create a missing work pool without asking.
         json: Print one JSON object per deployment.
     """
+    if delete:
+        return asyncio.run(_delete(source, as_json=json))
     from plan_adapter.engine.deployments import DeploymentOptions  # imports Prefect
 
     folder = Path(source) if Path(source).is_dir() else None
@@ -349,3 +354,23 @@ def _print_next_steps(
         output.note(f"the store is a file of this machine ({store_url}): {workers}; `plan guide scaling` is about several machines")
     for pool in _pool_names(done):
         output.note(f"`{worker_command(pool, server)}` starts a worker")
+
+
+async def _delete(name: str, *, as_json: bool) -> int:
+    """Delete the deployment of the runbook `name`, and name the standing approvals that stay."""
+    settings = Settings()
+    async with running_server(settings):
+        from plan_adapter.engine.deployments import deployer  # imports Prefect
+
+        async with deployer() as on_server:
+            full_name = await on_server.undeploy(name)
+    async with open_store(settings) as store:
+        standing = [one for one in await store.standing.find() if full_name in one.schedules]
+    if as_json:
+        output.json_line("deployment", {"deployment": full_name, "action": "deleted", "standing": [one.id for one in standing]})
+    else:
+        output.line(f"{full_name}: deleted")
+    for one in standing:
+        message = f"standing approval {one.id} by {one.by} stays, and covers a new deployment of this name"
+        output.note(f"{message}: `plan standing revoke {one.id}` revokes it")
+    return ExitCode.DONE

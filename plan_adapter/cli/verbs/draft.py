@@ -41,7 +41,7 @@ async def draft(
     max_steps: int | None = None,
     secret: list[str] | None = None,
     allow: list[str] | None = None,
-    tool: list[str] | None = None,
+    allow_tool: list[str] | None = None,
     tools: list[str] | None = None,
     model: str | None = None,
     model_url: str | None = None,
@@ -57,7 +57,7 @@ async def draft(
     cost. Nothing runs, and the plan needs an approval. The store keeps every question and answer.
 
     The model sees the task, the context, and only the tools that you name: those of --tools, PLAN_ADAPTER_TOOLS and the entry points, and
-    the built-in ones that you name with --tool. If there are none, you are asked for names at the terminal.
+    the built-in ones that you name with --allow-tool. If there are none, you are asked for names at the terminal.
 
     --resume continues a draft whose process died, was interrupted or could not reach its model; you pay for no answer twice.
 
@@ -74,7 +74,8 @@ async def draft(
         max_steps: The largest number of steps that the plan may have.
         secret: A name that the plan may use as `${{ secrets.NAME }}`; may be repeated. The model never sees its value.
         allow: A permission that the plan gives to its tools; may be repeated. Without it, no tool that needs the permission can be used.
-        tool: The name of a tool that the model may use; may be repeated. If you name one of your own tools, it gets only the named ones.
+        allow_tool: The name of a tool that the model may use; may be repeated. If you name one of your own tools, it gets only the named
+            ones.
         tools: `package.module:name` of a tool or registry that the model may use; may be repeated.
         model: The model's name; default: PLAN_ADAPTER_MODEL. Its key is PLAN_ADAPTER_MODEL_KEY, else OPENAI_API_KEY.
         model_url: The base URL of a server with OpenAI's chat completions; default: PLAN_ADAPTER_MODEL_URL.
@@ -97,7 +98,7 @@ async def draft(
             or max_steps is not None
             or secret
             or allow
-            or tool
+            or allow_tool
             or print_prompt
             or answer is not None
         ):
@@ -109,7 +110,7 @@ async def draft(
         raise UsageError(
             "say in words what is to be done (`-` for stdin), or continue a draft: --resume ID (`plan show --draft` lists them)"
         )
-    registry = drafting_tools_of(tools or [], tool or [])
+    registry = drafting_tools_of(tools or [], allow_tool or [])
     task_text = read_source_text(STDIN, "the task") if task == STDIN else task
     shown_context = context_of(context, faults)
     configured = None if print_prompt or answer is not None else _configured_model(model, model_url, faults)
@@ -209,7 +210,7 @@ def request_faults(request: PlanRequest, tools: "ToolRegistry") -> list[str]:
     if not len(tools):
         names = listed(ToolRegistry.with_builtins().names(), SHOWN_TOOLS)
         faults.append(
-            f"there are no tools to plan with: name built-in ones that the model may use, as in --tool http_get ({names}), "
+            f"there are no tools to plan with: name built-in ones that the model may use, as in --allow-tool http_get ({names}), "
             "or your own, --tools package.module:name; `plan tools` describes them"
         )
     return faults

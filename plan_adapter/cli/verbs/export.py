@@ -28,7 +28,7 @@ async def export(
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
-    """Write everything that the store has about a run as JSON Lines; `plan runs verify FILE` verifies it on any machine.
+    """Write everything that the store has about a run as JSON Lines; `plan verify FILE` verifies it on any machine.
 
     It holds the plan, the run, its approvals with their signatures, gates, attempts, receipts, revisions, the audit log, and the digest of
     its last entry. The first line is a header with the run, each further line one row with its table. Parameters and results are written as

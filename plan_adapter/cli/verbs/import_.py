@@ -44,7 +44,7 @@ async def import_plans(
     /,
     *,
     name: str | None = None,
-    out: Annotated[Path | None, Parameter(name=("--out", "--output", "-o"))] = None,
+    out: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     save: bool = False,
     results: bool = False,
     leave_out_unknown: bool = False,
@@ -173,7 +173,7 @@ def _destinations(
         destinations = [Destination(out, force=force, tools=tools)]
     elif out is None:
         if is_needed:
-            raise UsageError(f"there are {len(plans)} plans: give --out FOLDER, --save or --json")
+            raise UsageError(f"there are {len(plans)} plans: give --output FOLDER, --save or --json")
         return [None] * len(plans)
     else:
         if not out.is_dir():

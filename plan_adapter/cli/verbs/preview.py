@@ -39,7 +39,7 @@ def preview(
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     only_failed: bool = False,
     skip: list[str] | None = None,
-    because: str = "",
+    note: str = "",
     json: bool = False,
 ) -> int:
     """Show what a run would do, without running anything: order, parallel waves, parameters, retries, effects, longest duration.
@@ -56,10 +56,10 @@ def preview(
         from_: With `--resume`: run only this step and the steps that depend on it.
         only_failed: With `--resume`: run only the steps that failed and the steps that depend on them.
         skip: With `--resume`: skip this step from now on; may be repeated.
-        because: With `--skip`: why.
+        note: With `--skip`: why.
         json: Print one JSON object.
     """
-    options = resume_options_of(from_, only_failed=only_failed, skip=skip or [], because=because)
+    options = resume_options_of(from_, only_failed=only_failed, skip=skip or [], note=note)
     if resume is not None:
         if plan is not None or input or inputs is not None:
             raise UsageError("give a plan with its inputs, or --resume with the id of a run")

@@ -36,7 +36,7 @@ async def promote(
     name: str | None = None,
     without: list[str] | None = None,
     save: bool = False,
-    out: Annotated[Path | None, Parameter(name=("--out", "--output", "-o"))] = None,
+    out: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     force: bool = False,
     tools: list[str] | None = None,
     json: bool = False,
@@ -129,4 +129,4 @@ def _print_next(promotion: "Promotion", without: list[str], *, is_saved: bool, i
     if names:
         output.note("`--without NAME` leaves one out")
     if not (is_saved or is_file):
-        output.note("next: write it to a file (`--out FILE`), edit it, and `plan import FILE --save` stores it as a version")
+        output.note("next: write it to a file (`--output FILE`), edit it, and `plan import FILE --save` stores it as a version")

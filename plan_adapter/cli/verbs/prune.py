@@ -37,7 +37,7 @@ async def prune(
     standing approval that counts its runs; and runs whose record does not verify. If a policy or plan names operators, only they can
     prune.
 
-    Each deleted run leaves a tombstone: its id, plan, status and the digests of its audit log, who deleted it and when. `plan runs verify`
+    Each deleted run leaves a tombstone: its id, plan, status and the digests of its audit log, who deleted it and when. `plan verify`
     shows and checks it. You can interrupt the command and repeat it.
 
     Args:

@@ -34,7 +34,7 @@ async def pursue(
     max_steps: int | None = None,
     secret: list[str] | None = None,
     allow: list[str] | None = None,
-    tool: list[str] | None = None,
+    allow_tool: list[str] | None = None,
     tools: list[str] | None = None,
     model: str | None = None,
     model_url: str | None = None,
@@ -57,7 +57,8 @@ async def pursue(
         max_steps: The largest number of steps that the plan may have.
         secret: A name that the plan may use as `${{ secrets.NAME }}`; may be repeated. The model never sees its value.
         allow: A permission that the plan gives to its tools; may be repeated. Without it, no tool that needs the permission can be used.
-        tool: The name of a tool that the model may use; may be repeated. If you name one of your own tools, it gets only the named ones.
+        allow_tool: The name of a tool that the model may use; may be repeated. If you name one of your own tools, it gets only the named
+            ones.
         tools: `package.module:name` of a tool or registry that the model may use; may be repeated.
         model: The model's name; default: PLAN_ADAPTER_MODEL.
         model_url: The base URL of a server with OpenAI's chat completions; default: PLAN_ADAPTER_MODEL_URL.
@@ -66,7 +67,7 @@ async def pursue(
         json: Print the draft, the events, the run and the summary as JSON Lines.
     """
     faults = list[str]()
-    registry, shown_context = drafting_tools_of(tools or [], tool or []), context_of(context, faults)
+    registry, shown_context = drafting_tools_of(tools or [], allow_tool or []), context_of(context, faults)
     if not len(registry) and not faults:
         registry = await ask_for_tools(tools or [])
     request = request_of(goal, registry, context=shown_context, constraint=constraint, max_steps=max_steps, secret=secret, allow=allow)

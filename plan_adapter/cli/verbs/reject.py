@@ -8,8 +8,8 @@ from plan_adapter.local.settings import Settings
 async def reject(
     run: str | None = None,
     /,
-    *,
     step: str | None = None,
+    *,
     item: str | None = None,
     digest: str | None = None,
     note: str = "",

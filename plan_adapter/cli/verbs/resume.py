@@ -34,7 +34,7 @@ def resume(
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     only_failed: bool = False,
     skip: list[str] | None = None,
-    because: str = "",
+    note: str = "",
     sign: bool = False,
     code: str | None = None,
     by: str | None = None,
@@ -54,8 +54,8 @@ def resume(
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         from_: Run only this step and the steps that depend on it; the others wait for a later resume. Also takes back its `--skip`.
         only_failed: Run only the steps that failed and the steps that depend on them.
-        skip: Skip this step now and in every later resume; the steps that depend on it still run. May be repeated. Needs `--because`.
-        because: Why the steps are skipped; it is recorded with your name.
+        skip: Skip this step now and in every later resume; the steps that depend on it still run. May be repeated. Needs `--note`.
+        note: Why the steps are skipped; it is recorded with your name.
         sign: With `--skip` or `--from`: sign the request with your SSH key, where the policy asks for that.
         code: With `--skip` or `--from`: your one-time code, where the policy asks for one.
         by: Who is asking (with `--sign` or `--code`); default: your account.
@@ -66,8 +66,8 @@ def resume(
         wait: If another process owns the run, wait until it has ended or its lease is free, then resume.
         json: Print events as JSON Lines; the last line is the run.
     """
-    resume_options = resume_options_of(from_, only_failed=only_failed, skip=skip or [], because=because)
-    answer_options = AnswerOptions("approve", note=because, sign=sign, code=code, by=by)
+    resume_options = resume_options_of(from_, only_failed=only_failed, skip=skip or [], note=note)
+    answer_options = AnswerOptions("approve", note=note, sign=sign, code=code, by=by)
     if (sign or code) and not (skip or from_):
         raise UsageError("--sign, --code and --by prove who asks to skip or repeat a step: they go with --skip and --from")
     run_options = RunOptions(yes=yes, detach=detach, json=json)

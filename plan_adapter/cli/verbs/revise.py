@@ -30,7 +30,7 @@ async def revise(
     *,
     note: str = "",
     edit: bool = False,
-    tool: list[str] | None = None,
+    allow_tool: list[str] | None = None,
     secret: list[str] | None = None,
     tools: list[str] | None = None,
     json: bool = False,
@@ -47,7 +47,7 @@ async def revise(
         plan: The new version, named as for `plan run`; or words that say what to change.
         note: Why; it is recorded with the version.
         edit: Open the current plan in your editor (VISUAL, EDITOR) instead.
-        tool: With words: a built-in tool that the model may use beside those of the plan; may be repeated.
+        allow_tool: With words: a built-in tool that the model may use beside those of the plan; may be repeated.
         secret: With words: a name that the model may use as `${{ secrets.NAME }}` beside those of the plan; may be repeated.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print the run as a JSON object, with `changes`.
@@ -59,18 +59,14 @@ async def revise(
     if edit == (plan is not None):
         raise UsageError("give the new version as a file or in words, or use --edit")
     instructions = plan if plan is not None and is_words(plan) else None
-    if (tool or secret) and instructions is None:
-        raise UsageError("--tool and --secret are for a model: say in words what to change")
-    registry = tools_of(tools or [])
+    if (allow_tool or secret) and instructions is None:
+        raise UsageError("--allow-tool and --secret are for a model: say in words what to change")
+    registry, named = tools_of(tools or []), _names_for_model(tools, allow_tool, secret)
     async with open_store(Settings()) as store:
         found = await store.run(run)
         old = await store.get(found.digest)
         try:
-            draft = (
-                None
-                if instructions is None
-                else await _draft_with_model(found, instructions, store, registry, *_names_for_model(tools, tool, secret), as_json=json)
-            )
+            draft = None if instructions is None else await _draft_with_model(found, instructions, store, registry, *named, as_json=json)
             new = draft.plan if draft is not None else await _read_new_version(found, plan, store, registry)
             if new is None:
                 output.note(f"run {found.id} is unchanged")

@@ -39,7 +39,7 @@ def serve(
     interval: str | None = None,
     rrule: str | None = None,
     time_zone: str | None = None,
-    limit: int | None = None,
+    concurrency_limit: int | None = None,
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
@@ -54,19 +54,19 @@ def serve(
         interval: Start runs at this interval: `15m`, `6h`, `1d`, or a number of seconds.
         rrule: Start runs by this iCalendar rule.
         time_zone: The time zone of the schedule, such as `Europe/Berlin`; default: UTC.
-        limit: How many runs may run at once; default: no limit but that of Prefect's settings.
+        concurrency_limit: How many runs may run at once; default: no limit but that of Prefect's settings.
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
         json: Print one JSON object per deployment.
     """
     if not sources:
         raise UsageError("serve what? `plan serve RUNBOOK`, with a plan document, a folder of them, or the name of a stored plan")
-    if limit is not None and limit < 1:
-        raise UsageError("--limit must be at least 1")
+    if concurrency_limit is not None and concurrency_limit < 1:
+        raise UsageError("--concurrency-limit must be at least 1")
     schedule = parse_schedule(cron, interval, rrule, time_zone)
     if schedule is not None and (len(sources) > 1 or any(Path(source).is_dir() for source in sources)):
         raise UsageError("a schedule is for one runbook: serve that runbook by its file or name, and the others by another command")
     plans_or_names = [plans_in(Path(source)) if Path(source).is_dir() else source for source in sources]
-    return asyncio.run(_serve(plans_or_names, limit, tools or [], schedule, as_json=json))
+    return asyncio.run(_serve(plans_or_names, concurrency_limit, tools or [], schedule, as_json=json))
 
 
 async def _serve(

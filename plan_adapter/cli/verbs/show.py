@@ -13,6 +13,7 @@ from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.run_view import run_lines
 from plan_adapter.cli.sources import STORE_PREFIX, is_document, open_store, plan_of
 from plan_adapter.cli.verbs.gates import field_text
+from plan_adapter.cli.versions import list_versions
 from plan_adapter.documents import dump_plan
 from plan_adapter.gates.tool_changes import CodeChange, code_changes
 from plan_adapter.local.settings import Settings
@@ -49,6 +50,7 @@ async def show(
     *,
     all_: Annotated[bool, Parameter(name="--all")] = False,
     long: bool = False,
+    versions: bool = False,
     draft: bool = False,
     json: bool = False,
 ) -> int:
@@ -61,6 +63,7 @@ async def show(
         plan_or_run: A plan, named as for `plan run`, or a run: its id, the beginning or end of it, or `last`.
         all_: Show everything that is recorded of a run, as Markdown.
         long: Print the document of the plan, or of the plan of the run, without short forms, as the digest covers it.
+        versions: List the versions of the stored plan with that name, newest first; without a name, the newest version of every one.
         draft: Show the draft with that id, with every question to the model and its answer; without an id, list the newest drafts.
         json: Print one JSON object; a run has its `steps` with their `calls` and `rounds`, open `gates`, `approvals`, `code_changes`,
             `earlier_steps` and what to type `next`.
@@ -68,8 +71,10 @@ async def show(
     if draft:
         await _show_drafts(plan_or_run, as_json=json)
         return ExitCode.DONE
+    if versions:
+        return await list_versions(plan_or_run, as_json=json)
     if plan_or_run is None:
-        raise UsageError("show what? a plan, a run, or `--draft` for the newest drafts")
+        raise UsageError("show what? a plan, a run, `--versions` for the stored plans, or `--draft` for the newest drafts")
     found = await find_plan_or_run(plan_or_run)
     if long:
         output.line(dump_plan(found.plan if isinstance(found, ShownRun) else found).rstrip("\n"))

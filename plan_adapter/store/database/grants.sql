@@ -5,7 +5,7 @@
 --                  can write no attempt and no plan.
 --   plan_keeper    prunes runs and erases values: deletes or changes rows of a run that has ended, in the transaction that
 --                  writes its tombstone, and changes them only by erasing words. Make nobody a member of plan_runner, too.
---   plan_auditor   reads everything, which is all that `plan runs verify` and `plan export` need.
+--   plan_auditor   reads everything, which is all that `plan verify` and `plan export` need.
 --
 -- They cannot log in themselves: CREATE ROLE ana LOGIN PASSWORD '…' IN ROLE plan_operator;
 

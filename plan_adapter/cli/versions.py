@@ -1,4 +1,4 @@
-"""`plan versions`."""
+"""The list of `plan show --versions`."""
 
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
@@ -9,13 +9,8 @@ from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import moment
 
 
-async def versions(name: str | None = None, /, *, json: bool = False) -> int:
-    """List the versions of a stored plan, newest first; without a name, the newest version of every stored plan.
-
-    Args:
-        name: The name of the plan.
-        json: Print one JSON object per version.
-    """
+async def list_versions(name: str | None, *, as_json: bool) -> int:
+    """Print the versions of a stored plan, newest first; without a name, the newest version of every stored plan."""
     async with open_store(Settings()) as store:
         names = await store.names()
         if name is None:
@@ -24,7 +19,7 @@ async def versions(name: str | None = None, /, *, json: bool = False) -> int:
             found = await store.versions(name.removeprefix(STORE_PREFIX))
     if name is not None and not found:
         raise UsageError(f"no plan is stored as `{name}`; {did_you_mean(name, names) or '`plan save FILE` stores one'}")
-    if found and json:
+    if found and as_json:
         for version in found:
             output.json_line("version", {**(version_json(version) or {}), "created_at": version.created_at})
     elif found:

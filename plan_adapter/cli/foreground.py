@@ -28,7 +28,7 @@ from plan_adapter.model.errors import LeaseLostError, RunConflictError, StoreErr
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.readable import as_text
 from plan_adapter.model.status import PlanStatus, RunReason
-from plan_adapter.text.commands import new_run_hint, resolve_command, resume_command, rollback_command, rolled_back_hint
+from plan_adapter.text.commands import new_run_hint, next_after_outcome, resolve_command, resume_command, rollback_command, rolled_back_hint
 
 if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
@@ -345,7 +345,7 @@ def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Se
         return (
             f"a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
             f"`{resolve_command(run.id, (attempt.step_id, attempt.item), label=attempt.label)}`, "
-            f"then `{rollback_command(run, tools=tools) if rollback_due else command}`"
+            f"then {next_after_outcome(run, tools=tools, rollback_due=rollback_due)}"
         )
     if any(step.rolled_back for step in run.steps) or run.rollback is not None:
         rest = (

@@ -23,6 +23,7 @@ from plan_adapter.store.outcomes import outcome_digest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.commands import (
     MAX_NAMES,
+    next_after_outcome,
     resolve_command,
     resume_command,
     resume_command_after_gate,
@@ -37,7 +38,7 @@ class Advice:
 
     message: str
     command: str
-    then: str | None  # the command to type after that
+    then: str | None  # what to do after that
     effect: str = ""  # what the last command does
 
 
@@ -54,9 +55,9 @@ async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
         called = listed(list(dict.fromkeys(call_in_words(attempt.step_id, attempt.kind) for attempt in unknown)), MAX_NAMES)
         message = tr("the outcome of {calls} is unknown", calls=called) + still
         message = tr("its process died; {what}", what=message) if has_died else message
-        rollback_due = rollback_due or is_rolled_back(await store.get(run.digest), await store.ledger.history(run.id), run.rollback)
-        next_command = rollback_command(run) if rollback_due else resume_command(run)
-        return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), next_command)
+        is_undone = is_rolled_back(await store.get(run.digest), await store.ledger.history(run.id), run.rollback)
+        then = f"`{rollback_command(run)}`" if is_undone else next_after_outcome(run, rollback_due=rollback_due)
+        return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), then)
     if not has_died:
         return None
     message = tr("its process died; no outcome is unknown") + still
@@ -117,7 +118,7 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
         if advice.then is not None:
             answers = tr("done: it happened; again: it did not, call it again; abort: end the run, still unknown")
             instruction = tr(
-                "check whether it happened, then record it with `{command}` ({answers}), then `{then}`",
+                "check whether it happened, then record it with `{command}` ({answers}), then {then}",
                 command=advice.command,
                 answers=answers,
                 then=advice.then,

@@ -160,6 +160,14 @@ def rolled_back_hint(run: PlanRun) -> str:
     return tr("a run that was rolled back cannot be resumed: `{command}` starts a new one", command=new_run_command(run))
 
 
+def next_after_outcome(run: PlanRun, *, tools: Sequence[str] = (), rollback_due: bool) -> str:
+    """Return what to type once an unknown outcome is recorded: how to resume the run, or how to end a rollback that is due, or finish."""
+    resume = resume_command(run, tools=tools)
+    if not rollback_due:
+        return f"`{resume}`"
+    return tr("`{rollback}` to undo what was done, or `{resume}` to finish", rollback=rollback_command(run, tools=tools), resume=resume)
+
+
 def rollback_hint(run: PlanRun) -> str:
     """Return the hint for a run that is to be rolled back, once all its outcomes are known."""
     back, resume = rollback_command(run), resume_command(run)

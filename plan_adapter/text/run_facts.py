@@ -365,6 +365,18 @@ def _list_items(step: StepRun, calls: _Calls) -> tuple[ItemFacts, ...]:
     return tuple(found)
 
 
+CALL_COLUMNS = 70
+"""How much of the call is shown whose outcome is unknown."""
+
+
+def _called_with(attempt: Attempt) -> str:
+    """Return what a call was, in one line: its tool and its parameters, as recorded, with secrets masked."""
+    values = [value for value in attempt.parameters.values() if value not in (None, "", [], {})]
+    words = [" ".join(map(as_text, value)) if isinstance(value, list) else as_text(value) for value in values]
+    text = one_line(" ".join([attempt.tool_name, *words]))
+    return text if len(text) <= CALL_COLUMNS else f"{cut(text, CALL_COLUMNS - 1)}…"
+
+
 def _left_behind(run: PlanRun, calls: _Calls, commands: Sequence[StartedCommand]) -> list[LeftBehind]:
     """Return the changes that stand after a run stopped. A run that is completed, or still runs, leaves nothing behind."""
     running = [
@@ -385,7 +397,7 @@ def _left_behind(run: PlanRun, calls: _Calls, commands: Sequence[StartedCommand]
             case Mark.FAILED if not calls.is_undone(unit):
                 failed.append(name)
             case Mark.UNKNOWN:
-                unknown.append(name)
+                unknown.append(f"{name} ({_called_with(attempt)})")
             case _:
                 pass
     undo = [call_name(*unit, attempt.label) for unit, attempt in calls.rollbacks.items() if not calls.is_undone(unit)]

@@ -151,7 +151,8 @@ def test_a_run_in_progress_has_no_unknown_outcomes(processes: Processes, plan: P
 
 def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
-    resolve = f"{CHECK_FIRST} `plan resolve {run_id} slow done|again|abort` ({ANSWERS}), then `plan rollback {run_id} --offline`\n"
+    either = f"`plan rollback {run_id} --offline` to undo what was done, or `plan resume {run_id} --offline` to finish"
+    resolve = f"{CHECK_FIRST} `plan resolve {run_id} slow done|again|abort` ({ANSWERS}), then {either}\n"
     assert resolve in plan("show", run_id).next
     known, undoes = (
         "the outcome of `slow` is unknown",
@@ -219,9 +220,10 @@ def test_every_hint_of_a_run_to_be_rolled_back_suggests_the_rollback(is_killed: 
     else:
         assert "is unknown" not in requested.err  # the process still executes `slow`
         _, stderr = process.communicate()
-        assert stderr.splitlines()[-1].endswith(f"record the outcome with {resolve}")
+        assert stderr.splitlines()[-1].endswith(f"record the outcome with {resolve} to undo what was done, or {finish} to finish")
         assert f"rolled back: nothing, because the outcome of `slow` is unknown: {resolve}" in plan("show", run_id, "--json").run["message"]
-    assert plan("show", run_id).next.endswith(f"{CHECK_FIRST} {resolve.replace('`, then', f'` ({ANSWERS}), then')}\n")
+    check = f"{CHECK_FIRST} {resolve.replace('`, then', f'` ({ANSWERS}), then')}"
+    assert plan("show", run_id).next.endswith(f"{check} to undo what was done, or {finish} to finish\n")
     assert f"then {undo}" in plan("rollback", run_id, "--offline").err
     hint = f"{undo} rolls the run back; to finish it instead, {finish}\n"
     assert plan("resolve", run_id, "slow", "done", "--end").err.endswith(hint)
@@ -234,8 +236,8 @@ def test_every_hint_of_a_run_to_be_rolled_back_suggests_the_rollback(is_killed: 
 def test_after_a_timeout_the_recorded_outcome_suggests_the_rollback_first(plan: Plan) -> None:
     result = plan("run", slow(timeout=300), "--offline")
     run_id = plan("runs", "--json").lines[0]["id"]
-    undo = f"`plan rollback {run_id} --offline`"
-    assert result.err.splitlines()[-1].endswith(f"slow done|again|abort`, then {undo}")
+    undo, finish = f"`plan rollback {run_id} --offline`", f"`plan resume {run_id} --offline`"
+    assert result.err.splitlines()[-1].endswith(f"slow done|again|abort`, then {undo} to undo what was done, or {finish} to finish")
     hint = f"{undo} rolls the run back; to finish it instead, `plan resume {run_id} --offline`\n"
     assert plan("resolve", run_id, "slow", "done").err == hint
 

@@ -103,7 +103,7 @@ MOVED = [
 """The names that `plan_adapter` offered before, and that it offers with a warning for one more minor version."""
 
 NEW = [
-    *("ApprovalRequiredError", "NotStoredError", "RunNotFoundError", "RunOutcome"),
+    *("ApprovalRequiredError", "NotStoredError", "Rule", "RunNotFoundError", "RunOutcome", "answer_to"),
     *("aanswer_gate", "acontinue_run", "aget_run", "alist_runs", "answer_gate", "aopen_gates", "arollback_run", "astart_run"),
     *("continue_run", "get_run", "list_runs", "open_gates", "rollback_run", "start_run"),
 ]

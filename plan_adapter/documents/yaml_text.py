@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from plan_adapter.documents.nodes import Node, Scalar, TreeBuilder, UnreadableError
 from plan_adapter.model.problems import Problem
+from plan_adapter.model.reference import Reference
 from plan_adapter.model.values import TOO_DEEP
 
 _CONSTANTS: dict[str, Scalar] = {
@@ -206,6 +207,7 @@ def _represent_list(dumper: Any, items: list[JsonValue]) -> yaml.SequenceNode:
 
 
 _Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(Reference, lambda dumper, text: _represent_text(dumper, str.__str__(text)))
 _Dumper.add_representer(list, _represent_list)
 
 

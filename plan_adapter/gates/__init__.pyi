@@ -1,9 +1,11 @@
 """Public names for approving: what a gate asks, who answers it, and what was answered."""
 
+from plan_adapter.gates.approval import answer_to as answer_to
 from plan_adapter.gates.approval import reject as reject
 from plan_adapter.gates.approvers import CallbackApprover as CallbackApprover
 from plan_adapter.gates.approvers import PolicyApprover as PolicyApprover
 from plan_adapter.gates.approvers import PrefectApprover as PrefectApprover
+from plan_adapter.gates.approvers import Rule as Rule
 from plan_adapter.gates.terminal import TerminalApprover as TerminalApprover
 from plan_adapter.model.approvals import Approval as Approval
 from plan_adapter.model.approvals import ApprovalRequest as ApprovalRequest

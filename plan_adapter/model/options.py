@@ -1,9 +1,12 @@
 """How a plan runs and who approves it: `ExecutionOptions`, `ApprovalPolicy`, `Concurrency`, `RunWindow`, and the typed `Input`."""
 
 from collections.abc import Collection
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from plan_adapter.model.problems import did_you_mean
 
 Effect: TypeAlias = Literal["read", "idempotent_write", "write"]
 Isolation: TypeAlias = Literal["thread", "process"]
@@ -66,6 +69,30 @@ class DocumentModel(BaseModel):
 
     history_fields: ClassVar[tuple[str, ...]] = ()
     """Fields of documents that are history only, and never trusted."""
+
+    if not TYPE_CHECKING:  # a type checker takes the parameters from the fields
+
+        def __init__(self, **fields: Any) -> None:
+            """Build the part from its fields. Raises ValidationError, which names the nearest field for one that does not exist."""
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise _with_nearest_fields(type(self), error) from None
+
+        __init__.__pydantic_base_init__ = True  # else the validation of documents would call it, without its context
+
+
+def _with_nearest_fields(model: type[BaseModel], error: ValidationError) -> ValidationError:
+    """Return the error with words about each field that `model` does not have."""
+    known, found, is_changed = [*model.model_fields], list[InitErrorDetails](), False
+    for detail in error.errors(include_url=False):
+        kind, message, place = detail["type"], detail["msg"], detail["loc"]
+        if kind == "extra_forbidden" and len(place) == 1:
+            kind, message, is_changed = "unknown_field", f"there is no field `{place[0]}`; {did_you_mean(str(place[0]), known)}", True
+        # The message is no template.
+        wording = PydanticCustomError(kind, "{message}", {"message": message})  # pyright: ignore[reportArgumentType]
+        found.append(InitErrorDetails(type=wording, loc=place, input=detail["input"]))
+    return ValidationError.from_exception_data(error.title, found) if is_changed else error
 
 
 class PlanPart(DocumentModel):

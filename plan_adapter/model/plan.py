@@ -3,7 +3,8 @@
 Field names, defaults and statuses are those of Aster's ExecutionPlan (see `plan guide aster`). A plan is mutable until it is validated.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast, get_args
@@ -26,7 +27,8 @@ from plan_adapter.model.options import (
     Question,
     Runner,
 )
-from plan_adapter.model.problems import Problem, type_error
+from plan_adapter.model.problems import Problem, did_you_mean, type_error
+from plan_adapter.model.reference import Reference, plain
 
 ASK = "ask"
 """What a question is called where other steps have the name of their tool."""
@@ -366,6 +368,13 @@ class Step(PlanPart):
         return found
 
     @property
+    def result(self) -> Reference:
+        """The reference to the result of the step, for the parameters of later ones. `step.result["path"]` is a part of it."""
+        if not self.id:
+            raise ValueError("a step has an id once it is in a plan: use `plan.add_step`, or give it one")
+        return Reference.to("steps", self.id, "result")
+
+    @property
     def called(self) -> str:
         """What the step calls: the name of its tool or of the plan that it runs, `ask` for a question, `goal`, or `group`."""
         return self.tool_name or self.plan or (ASK if self.ask is not None else GOAL if self.goal is not None else "group")
@@ -700,13 +709,21 @@ class ExecutionPlan(PlanPart):
 
     def add_step(
         self,
-        tool_name: str,
-        description: str,
+        tool_name: str | Callable[..., object],
+        description: str = "",
         parameters: dict[str, JsonValue] | None = None,
         **fields: Any,
     ) -> Step:
-        """Append a step with a generated id and return it. `fields` are the other fields of `Step`."""
-        step = Step(tool_name=tool_name, description=description, parameters=parameters or {}, **fields)
+        """Append a step with a generated id and return it. `tool_name` is the name of a tool, a tool, or its function.
+
+        `fields` are the other fields of `Step`. With a tool or a function, the rest are its parameters: `plan.add_step(greet, who="Ana")`.
+        A parameter that has the name of a field of `Step` goes into `parameters`. Values may be references: `first.result["path"]`,
+        `plan.input("host")`. Raises ValidationError, and TypeError for what is neither a field nor a parameter.
+        """
+        name, given = (tool_name, {}) if isinstance(tool_name, str) else _call_of(tool_name, fields)
+        values = cast("dict[str, JsonValue]", plain({**(parameters or {}), **given}))
+        others = cast("dict[str, Any]", plain({key: value for key, value in fields.items() if key not in given}))
+        step = Step(tool_name=name, description=description, parameters=values, **others)
         taken = self._taken_ids()
         if not step.id:
             step.id = free_id(f"step_{len(self.steps) + 1}", taken)
@@ -714,6 +731,12 @@ class ExecutionPlan(PlanPart):
         self.steps.append(step)
         self._counted_steps += 1
         return step
+
+    def input(self, name: str) -> Reference:
+        """Return the reference to an input, for the parameters of a step. Raises KeyError with the nearest name if there is none."""
+        if name not in self.inputs:
+            raise KeyError(f"the plan has no input `{name}`; {did_you_mean(name, list(self.inputs)) if self.inputs else 'it has none'}")
+        return Reference.to("inputs", name)
 
     def _taken_ids(self) -> set[str]:
         """Return the ids in use. Collect them again if steps were added or removed other than by `add_step`."""
@@ -825,6 +848,30 @@ def step_fields() -> dict[str, StepField]:
     Step.model_rebuild()
     fields = {name: [fact for fact in info.metadata if isinstance(fact, StepField)] for name, info in Step.model_fields.items()}
     return {name: (facts or [_of()])[0] for name, facts in fields.items()}
+
+
+def _call_of(tool: Callable[..., object], fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of a tool, or of the function that is one, and those of `fields` that are its parameters, not fields of a step."""
+    name = getattr(tool, "name", None) or getattr(tool, "__name__", None)
+    if not isinstance(name, str) or not callable(tool):
+        raise TypeError(f"a step calls a tool: give its name, the tool or its function, not {tool!r:.100}")
+    given, known = {key: value for key, value in fields.items() if key not in Step.model_fields}, inspect.signature(tool).parameters
+    if unknown := given.keys() - known.keys():
+        which = "; ".join(f"`{key}`: {did_you_mean(key, [*known, *Step.model_fields])}" for key in sorted(unknown))
+        raise TypeError(f"`{name}` has no such parameter, and a step no such field: {which}")
+    return name, given
+
+
+class _LazySignature:
+    """The parameters of `Step`, which pydantic knows only once `ExecutionPlan` exists."""
+
+    def __get__(self, _instance: object, owner: type[BaseModel]) -> inspect.Signature:
+        del owner.__signature__
+        owner.model_rebuild(force=True)
+        return owner.__signature__
+
+
+Step.__signature__ = _LazySignature()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def free_id(wanted: str, taken: Collection[str]) -> str:

@@ -369,6 +369,16 @@ class PlanRun:
         return self.status in (PlanStatus.COMPLETED, PlanStatus.FAILED, PlanStatus.CANCELLED)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the run has ended, however: also as partial."""
+        return self.status.has_ended
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the run has ended with every step completed or skipped."""
+        return self.status is PlanStatus.COMPLETED
+
+    @property
     def outcome(self) -> RunOutcome | None:
         """How the run ended, in one word. None if it has not ended, unless its process died."""
         if not self.status.has_ended:

@@ -372,7 +372,8 @@ CALL_COLUMNS = 70
 def _called_with(attempt: Attempt) -> str:
     """Return what a call was, in one line: its tool and its parameters, as recorded, with secrets masked."""
     values = [value for value in attempt.parameters.values() if value not in (None, "", [], {})]
-    words = [" ".join(map(as_text, value)) if isinstance(value, list) else as_text(value) for value in values]
+    flat = [word for value in values for word in (value if isinstance(value, list) else [value])]
+    words = [word if isinstance(word, str) else as_text(word) for word in flat]
     text = one_line(" ".join([attempt.tool_name, *words]))
     return text if len(text) <= CALL_COLUMNS else f"{cut(text, CALL_COLUMNS - 1)}…"
 

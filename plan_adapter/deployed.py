@@ -17,7 +17,7 @@ from prefect import Flow
 from plan_adapter.engine.deployments import read_flow_run_source
 from plan_adapter.engine.flow import failing_flow
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.errors import InvalidPlanError, PlanAdapterError, StoreError, StoreSettingsError, ToolDefinitionError
+from plan_adapter.model.errors import InvalidPlanError, NotStoredError, PlanAdapterError, StoreSettingsError, ToolDefinitionError
 from plan_adapter.model.readable import one_line
 from plan_adapter.runner import compile_plan
 from plan_adapter.store.store import PlanStore
@@ -52,7 +52,7 @@ async def _load_flow(digest: str) -> Flow[..., Any]:
         if flow_run_id is None:
             raise
         source = await read_flow_run_source(flow_run_id)
-        if type(error) is StoreError:  # the store answers, and has no such plan
+        if isinstance(error, NotStoredError):  # the store answers, and has no such plan
             error = StoreSettingsError(
                 f"{error}; the runbook was deployed with another store: set PLAN_ADAPTER_DATABASE_URL for the worker, or deploy again"
             )

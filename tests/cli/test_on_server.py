@@ -218,7 +218,7 @@ def test_steps_and_gates_of_a_run_on_a_worker_are_shown_in_order(
         (gate,) = plan("gates", "--json").lines
         assert plan("approve", gate["run_id"], "--step", "then", "--yes").code == 0
         assert terminal.end() == 0
-    events = [json.loads(line) for line in terminal.shown.splitlines() if line.startswith('{"event"')]
+    events = [json.loads(line) for line in terminal.shown.splitlines() if line.startswith('{"type": "event"')]
     assert [(event["event"], event.get("step", {}).get("id")) for event in events] == [
         ("run_started", None),
         ("step_started", "first"),

@@ -192,7 +192,7 @@ def test_a_revision_shows_its_changes_and_needs_a_new_approval(plan: Plan) -> No
     assert gate["run_id"] == run_id
     assert "What changed" in plan("approve", run_id, "--show").out
     again = plan("revise", run_id, path, *TOOLS)
-    assert (again.code, "nothing would change" in again.err) == (2, True)
+    assert (again.code, "nothing would change" in again.err) == (8, True)
 
 
 def test_a_raised_effect_is_shown_first(plan: Plan) -> None:

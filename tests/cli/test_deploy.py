@@ -198,6 +198,8 @@ def test_undeploy_names_the_standing_approvals_that_stay(plan: Plan, name: str) 
     deployed(plan, path)
     terms = ("--schedule", f"{name}/{name}", "--until", "2099-12-31", "--input", "host=web-1", "--input", "times=1")
     standing = plan("standing", "add", path, *terms, "--json").run["id"]
+    refused = plan("deploy", "--delete", name, "--dry-run")
+    assert (refused.code, "no other option but --json" in refused.err) == (2, True)
     undeployed = plan("deploy", "--delete", name)
     assert undeployed.out == f"{name}/{name}: deleted\n"
     assert f"standing approval {standing} by " in undeployed.err

@@ -97,6 +97,9 @@ def deploy(
         json: Print one JSON object per deployment.
     """
     if delete:
+        others = (cron, interval, rrule, time_zone, input, inputs, pool, work_queue, concurrency_limit, tools, image, job_variable, pull)
+        if any(others) or paused or dry_run:
+            raise UsageError("--delete takes the name of a runbook, and no other option but --json")
         return asyncio.run(_delete(source, as_json=json))
     from plan_adapter.engine.deployments import DeploymentOptions  # imports Prefect
 

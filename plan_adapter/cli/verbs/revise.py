@@ -12,7 +12,6 @@ from plan_adapter.cli.sources import drafting_tools_of, is_words, model_of, open
 from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.errors import RunConflictError
 from plan_adapter.text.commands import SHOWN_DIGITS, resume_command_after_gate
 
 if TYPE_CHECKING:
@@ -65,17 +64,14 @@ async def revise(
     async with open_store(Settings()) as store:
         found = await store.run(run)
         old = await store.get(found.digest)
-        try:
-            draft = None if instructions is None else await _draft_with_model(found, instructions, store, registry, *named, as_json=json)
-            new = draft.plan if draft is not None else await _read_new_version(found, plan, store, registry)
-            if new is None:
-                output.note(f"run {found.id} is unchanged")
-                return ExitCode.DONE if draft is None else ExitCode.FAILED
-            is_attended = any(gate.attended is not False for gate in await store.gates.find(run_id=found.id))
-            why = note if draft is None else revision_note(draft, note or instructions or "")
-            revised = await arevise_run(found.id, new, tools=registry, by=os_user(), note=why, store=store)
-        except RunConflictError as error:
-            raise UsageError(str(error)) from error
+        draft = None if instructions is None else await _draft_with_model(found, instructions, store, registry, *named, as_json=json)
+        new = draft.plan if draft is not None else await _read_new_version(found, plan, store, registry)
+        if new is None:
+            output.note(f"run {found.id} is unchanged")
+            return ExitCode.DONE if draft is None else ExitCode.FAILED
+        is_attended = any(gate.attended is not False for gate in await store.gates.find(run_id=found.id))
+        why = note if draft is None else revision_note(draft, note or instructions or "")
+        revised = await arevise_run(found.id, new, tools=registry, by=os_user(), note=why, store=store)
         is_asked = bool(await store.gates.find(run_id=revised.id))
     _print_changes(revised, difference_lines(old, new), draft, as_json=json)
     _print_next(revised, is_attended=is_attended, is_asked=is_asked)

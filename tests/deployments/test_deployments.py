@@ -325,12 +325,12 @@ async def test_a_deployed_runbook_runs_with_the_inputs_of_its_form(
 async def test_a_waiting_run_keeps_its_version_when_a_newer_one_is_deployed(
     prefect_server: Server, workplace: Workplace, site: Site, tmp_path: Path
 ) -> None:
-    name = deploy_runbook(workplace, page("show", "--versions", f"{site.url}/old", asks=True), tmp_path)
+    name = deploy_runbook(workplace, page("versions", f"{site.url}/old", asks=True), tmp_path)
     async with get_client() as client:
         deployment = await client.read_deployment_by_name(name)
         started = await client.create_flow_run_from_deployment(deployment.id, parameters={"who": "bo"})
         await wait_for(lambda run: run.id == started.id and run.state_name == "Suspended", of_deployment(client, deployment), workplace.log)
-        deploy_runbook(workplace, page("show", "--versions", f"{site.url}/new", asks=True), tmp_path)
+        deploy_runbook(workplace, page("versions", f"{site.url}/new", asks=True), tmp_path)
         async with PlanStore(workplace.store_url) as store:
             run = await store.ledger.run_of_flow(str(started.id))
         assert run is not None

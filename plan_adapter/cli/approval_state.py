@@ -87,9 +87,9 @@ class ApprovalState:
         for gate in last.values():
             if (row := unused.get(gate.id)) is not None:
                 how = answered_in_words(row.decision, is_question=gate.kind == "question")
-                ends.append(tr("{answered} at {gate}", answered=how, gate=prose(gate_place(gate))))
+                ends.append(tr("{answered} at {gate}", answered=how, gate=one_line(gate_place(gate))))
             elif gate.end == "expired" and gate is self.closed[-1]:
-                ends.append(tr("expired at {gate}", gate=prose(gate_place(gate))))
+                ends.append(tr("expired at {gate}", gate=one_line(gate_place(gate))))
         return ends
 
     def lines(self) -> list[str]:

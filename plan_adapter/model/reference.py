@@ -27,6 +27,10 @@ class Reference(str):
             raise TypeError(f"a part of a reference is a name or an index, not {part!r}")
         return type(self)(f"{self.removesuffix(' }}')}{_member(part)} }}}}")
 
+    def __getattr__(self, name: str) -> "Reference":
+        """Raise AttributeError, which says how to write the reference to a member."""
+        raise AttributeError(f'a reference has no attribute `{name}`: the member of its value is `["{name}"]`')
+
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: object, _handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())

@@ -113,6 +113,7 @@ def test_an_answer_on_the_command_line(kind: str, decision: str, plan: Plan) -> 
     before = plan("gates", "--json").lines
     result = plan(*command(decision, run_id, place))
     assert (result.code, cell.message.replace("RUN", run_id) in result.out + result.err) == (cell.code, True), result.err
+    assert "\\" not in plan("show", run_id).out + plan("runs").out  # no escapes of Markdown
     if cell.resumed is None:
         assert plan("gates", "--json").lines == before, "a refused answer leaves the gate open"
     else:

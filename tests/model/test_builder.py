@@ -76,6 +76,8 @@ def test_references_are_written_as_expressions(parts: tuple[str | int, ...], tex
 
 
 def test_only_names_and_indexes_are_parts_of_a_reference() -> None:
+    with pytest.raises(AttributeError, match=r'a reference has no attribute `address`: the member of its value is `\["address"\]`'):
+        assert Reference.to("inputs", "a").address
     for wrong in (slice(0, 2), 1.5, True, None):
         with pytest.raises(TypeError, match="a part of a reference is a name or an index"):
             Reference.to("inputs", "a")[wrong]

@@ -85,12 +85,14 @@ async def _resume(
     wait: bool,
     here: bool,
 ) -> int:
-    from plan_adapter.runs.resume import execute_resume  # imports SQLAlchemy
+    from plan_adapter.runs.resume import execute_resume, refuse_resume  # imports SQLAlchemy
 
     settings = Settings()
     registry = tools_of(tools)
     async with open_store(settings) as store:
         found = await store.run(run, with_steps=False)
+        if not wait:
+            await refuse_resume(found, store)  # before a server starts
         pending = begin_server(settings, offline=offline)
         if (found.status, found.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED):
             at, why = moment(found.completed_at), one_line(await _cancel_reason(found, store))

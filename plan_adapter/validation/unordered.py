@@ -1,4 +1,4 @@
-"""Warnings about steps that use the same file, host or item, of which at least one writes, and that nothing orders."""
+"""Warnings about steps without an order that use the same file, host or item. At least one of them writes."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,10 +48,13 @@ def _check_level(calls: Sequence[Call], dependencies: Mapping[str, Sequence[str]
 
 def _unordered(call: Call, users: Sequence[Call], dependencies: Mapping[str, Sequence[str]]) -> Call | None:
     """Return the nearest earlier user of the same thing if it or `call` writes and neither waits for the other."""
+    if not users:
+        return None
+    before = reachable(dependencies, [call.step.id])
     for earlier in reversed(users):
-        ids = call.step.id, earlier.step.id
-        is_ordered = ids[1] in reachable(dependencies, [ids[0]]) or ids[0] in reachable(dependencies, [ids[1]])
-        if not is_ordered and (call.effect != "read" or earlier.effect != "read"):
+        if earlier.step.id in before or (call.effect == "read" and earlier.effect == "read"):
+            continue
+        if call.step.id not in reachable(dependencies, [earlier.step.id]):
             return earlier
     return None
 

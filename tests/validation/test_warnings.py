@@ -1,12 +1,15 @@
 """Tests of the warnings about an order that is only written, commands without a time limit, and lowered effects."""
 
+from collections.abc import Collection
+
 import pytest
 
 from plan_adapter.documents import read_document
+from plan_adapter.model import graph
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.validation import lint, validate
+from plan_adapter.validation import lint, unordered, validate
 
 TOOLS = ToolRegistry.from_settings(())
 PARALLEL = "options: {allow_parallel: true, step_timeout_ms: 60000}"
@@ -73,6 +76,19 @@ NO_WARNING = {
 @pytest.mark.parametrize(("steps", "options"), NO_WARNING.values(), ids=[*NO_WARNING])
 def test_no_warning_about_the_order(steps: str, options: str) -> None:
     assert warnings(read(steps, options), "implicit-order") == []
+
+
+def test_a_long_chain_that_uses_one_file_is_searched_once_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = list[object]()
+
+    def search(dependencies: graph.Graph, starts: Collection[str]) -> set[str]:
+        searched.append(starts)
+        return graph.reachable(dependencies, starts)
+
+    monkeypatch.setattr(unordered, "reachable", search)
+    step = "  - {id: s%d, write_file: {path: out.txt, content: x}%s}\n"
+    assert warnings(read("".join(step % (n, f", needs: s{n - 1}" if n else "") for n in range(50))), "implicit-order") == []
+    assert len(searched) == 49
 
 
 def test_an_explicit_empty_list_changes_no_digest() -> None:

@@ -213,7 +213,7 @@ def _dispatch(arguments: list[str]) -> int:
         from plan_adapter.cli.sources import STDIN  # not for `plan --help`
 
         # `-o -` is stdout, the default.
-        outputs = {index for index, pair in enumerate(pairwise(arguments)) if pair in (("-o", "-"), ("--output", "-"), ("--out", "-"))}
+        outputs = {index for index, pair in enumerate(pairwise(arguments)) if pair in (("-o", "-"), ("--output", "-"))}
         arguments = [argument for index, argument in enumerate(arguments) if not {index, index - 1} & outputs]
         arguments = [STDIN if argument == "-" else argument for argument in arguments]
     app = build_app()

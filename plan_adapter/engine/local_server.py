@@ -321,7 +321,7 @@ def _check_health(port: int, *, seconds: float) -> Literal["healthy", "refused",
 
 
 def _find_live_state(folder: ServerFolder) -> ServerState | None:
-    """Return what the live server recorded about itself, or None if no server is alive. Raises NoServerError if it is out of reach."""
+    """Return the record of the live server, or None if no server is alive. Raises NoServerError if it is out of reach."""
     if not folder.is_alive:
         return None
     deadline = time.monotonic() + ANSWER_SECONDS

@@ -28,7 +28,8 @@ from plan_adapter.model.options import (
     Runner,
 )
 from plan_adapter.model.problems import Problem, did_you_mean, type_error
-from plan_adapter.model.reference import Reference, plain
+from plan_adapter.model.reference import Reference
+from plan_adapter.model.values import normalize
 
 ASK = "ask"
 """What a question is called where other steps have the name of their tool."""
@@ -721,8 +722,8 @@ class ExecutionPlan(PlanPart):
         `plan.input("host")`. Raises ValidationError, and TypeError for what is neither a field nor a parameter.
         """
         name, given = (tool_name, {}) if isinstance(tool_name, str) else _call_of(tool_name, fields)
-        values = cast("dict[str, JsonValue]", plain({**(parameters or {}), **given}))
-        others = cast("dict[str, Any]", plain({key: value for key, value in fields.items() if key not in given}))
+        values = normalize({**(parameters or {}), **given})  # references become ordinary texts
+        others = normalize({key: value for key, value in fields.items() if key not in given})
         step = Step(tool_name=name, description=description, parameters=values, **others)
         taken = self._taken_ids()
         if not step.id:

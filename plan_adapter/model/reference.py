@@ -2,9 +2,6 @@
 
 import re
 
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
-
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -31,10 +28,6 @@ class Reference(str):
         """Raise AttributeError, which says how to write the reference to a member."""
         raise AttributeError(f'a reference has no attribute `{name}`: the member of its value is `["{name}"]`')
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, _source: object, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
-
 
 def _member(part: str | int) -> str:
     if isinstance(part, int):
@@ -43,14 +36,3 @@ def _member(part: str | int) -> str:
         return f".{part}"
     escaped = part.replace("\\", "\\\\").replace('"', '\\"')
     return f'["{escaped}"]'
-
-
-def plain(value: object) -> object:
-    """Return a value of parameters with references as ordinary texts."""
-    if isinstance(value, Reference):
-        return str.__str__(value)
-    if isinstance(value, dict):
-        return {key: plain(member) for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(value, list | tuple):
-        return [plain(member) for member in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return value

@@ -161,7 +161,7 @@ def rolled_back_hint(run: PlanRun) -> str:
 
 
 def next_after_outcome(run: PlanRun, *, tools: Sequence[str] = (), rollback_due: bool) -> str:
-    """Return what to type once an unknown outcome is recorded: how to resume the run, or how to end a rollback that is due, or finish."""
+    """Return the command that follows the record of an unknown outcome. If a rollback is due, there are two: roll back, or finish."""
     resume = resume_command(run, tools=tools)
     if not rollback_due:
         return f"`{resume}`"

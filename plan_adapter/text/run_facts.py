@@ -370,7 +370,7 @@ CALL_COLUMNS = 70
 
 
 def _called_with(attempt: Attempt) -> str:
-    """Return what a call was, in one line: its tool and its parameters, as recorded, with secrets masked."""
+    """Return the tool and the parameters of a call in one line, as recorded, with secrets masked."""
     values = [value for value in attempt.parameters.values() if value not in (None, "", [], {})]
     flat = [word for value in values for word in (value if isinstance(value, list) else [value])]
     words = [word if isinstance(word, str) else as_text(word) for word in flat]

@@ -446,7 +446,7 @@ class Operations:
         return [*found, *find_unnamed_secrets(validate(plan, self.tools), self.secrets)]
 
     async def _find_run(self, beginning: str) -> PlanRun:
-        """Return a run that the agent may see. Raises RunConflictError for any other run, as if it did not exist."""
+        """Return a run that the agent may see. Raises RunNotFoundError for any other run, as if it did not exist."""
         run = await self.store.run(beginning, with_results=False)
         if not self._may_see(run):
             raise RunNotFoundError(f"no run has the id `{beginning}`, or an id that begins with it")

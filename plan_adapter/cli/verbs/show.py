@@ -9,18 +9,18 @@ from cyclopts import Parameter
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import ApprovalState, approval_state_of, gate_line, listed_state
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
-from plan_adapter.cli.records import gate_json, run_json
+from plan_adapter.cli.records import gate_json, run_json, version_json
 from plan_adapter.cli.run_view import run_lines
 from plan_adapter.cli.sources import STORE_PREFIX, is_document, open_store, plan_of
 from plan_adapter.cli.verbs.gates import field_text
-from plan_adapter.cli.versions import list_versions
 from plan_adapter.documents import dump_plan
 from plan_adapter.gates.tool_changes import CodeChange, code_changes
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.errors import NotStoredError, RunNotFoundError
 from plan_adapter.model.language import tr
-from plan_adapter.model.readable import code, counted, item_number, one_line, plain
+from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.readable import code, counted, item_number, moment, one_line, plain
 from plan_adapter.text.commands import ANY_FIELDS, answer_command
 from plan_adapter.text.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
 from plan_adapter.text.gate_text import split_text
@@ -72,7 +72,7 @@ async def show(
         await _show_drafts(plan_or_run, as_json=json)
         return ExitCode.DONE
     if versions:
-        return await list_versions(plan_or_run, as_json=json)
+        return await _list_versions(plan_or_run, as_json=json)
     if plan_or_run is None:
         raise UsageError("show what? a plan, a run, `--versions` for the stored plans, or `--draft` for the newest drafts")
     found = await find_plan_or_run(plan_or_run)
@@ -87,6 +87,27 @@ async def show(
         output.json_line("plan", plan_object)
     else:
         output.markdown(format_plan(found).rstrip("\n"))
+    return ExitCode.DONE
+
+
+async def _list_versions(name: str | None, *, as_json: bool) -> int:
+    """Print the versions of a stored plan, newest first; without a name, the newest version of every stored plan."""
+    async with open_store(Settings()) as store:
+        names = await store.names()
+        if name is None:
+            found = [(await store.versions(plan_name))[0] for plan_name in names]
+        else:
+            found = await store.versions(name.removeprefix(STORE_PREFIX))
+    if name is not None and not found:
+        raise UsageError(f"no plan is stored as `{name}`; {did_you_mean(name, names) or '`plan save FILE` stores one'}")
+    if found and as_json:
+        for version in found:
+            output.json_line("version", {**(version_json(version) or {}), "created_at": version.created_at})
+    elif found:
+        rows = [(f"{version.name}@{version.version}", version.digest[:12], version.author, moment(version.created_at)) for version in found]
+        output.table(("VERSION", "DIGEST", "SAVED BY", "SAVED"), rows)
+    else:
+        output.note("no plan is stored yet; `plan save FILE` stores one")
     return ExitCode.DONE
 
 

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 
 from plan_adapter import PlanStore
 from plan_adapter.model.record import PlanRun
@@ -15,7 +17,7 @@ from tests import installed
 from tests.conftest import PrepareServer
 
 README = Path(__file__).parent.parent / "README.md"
-TOUR = README.read_text(encoding="utf-8").split("## Five minutes")[1].split("\n## ")[0]
+TOUR = README.read_text(encoding="utf-8").split("## Eight lines")[1].split("## The promise")[0]
 BLOCK = re.compile(r"^```(?P<language>\w+)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -65,6 +67,30 @@ def test_the_tour_works_as_written(tmp_path: Path, prepare_server: PrepareServer
                 assert words in " ".join(printed.split()), f"{command}\nlacks {words!r}:\n{printed}"
             ran += 1
     assert ran >= 9
+
+
+@pytest.mark.parametrize(
+    ("repository", "picture", "page"),
+    [
+        (None, "](plan_adapter/guide/gate.png)", "](plan_adapter/guide/plans.md)"),
+        (
+            "acme/plans",
+            "](https://github.com/acme/plans/raw/main/plan_adapter/guide/gate.png)",
+            "](https://github.com/acme/plans/blob/main/plan_adapter/guide/plans.md)",
+        ),
+    ],
+)
+def test_a_build_that_knows_its_repository_has_absolute_links(
+    repository: str | None, picture: str, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GITHUB_SERVER_URL", raising=False)
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    if repository is not None:
+        monkeypatch.setenv("GITHUB_REPOSITORY", repository)
+    built = ProjectMetadata(str(README.parent), PluginManager()).core
+    assert picture in built.readme and page in built.readme
+    assert built.readme_content_type == "text/markdown"
+    assert bool(built.urls) == (repository is not None)
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text(encoding="utf-8")))

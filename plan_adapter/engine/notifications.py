@@ -11,6 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.events.schemas.automations import AutomationCore
 
 from plan_adapter.model.errors import PlanAdapterError
+from plan_adapter.model.language import tr
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import visible
 
@@ -34,36 +35,19 @@ _PLAIN = """\
 {{ (text | string | truncate(most, true)).translate({9: ' ', 10: ' ', 13: ' ', 8232: ' ', 8233: ' ',
 60: '＜', 62: '＞', 64: '＠', 91: '［', 93: '］', 123: '｛', 125: '｝'}) | replace('://', '：//') }}
 {%- endmacro -%}
+{%- macro age(seconds) -%}
+{%- if seconds < 120 -%}{{ seconds | int }} s
+{%- elif seconds < 7200 -%}{{ (seconds / 60) | int }} min
+{%- elif seconds < 172800 -%}{{ (seconds / 3600) | int }} h
+{%- else -%}{{ (seconds / 86400) | int }} d
+{%- endif -%}
+{%- endmacro -%}
 {%- set fact = event.payload -%}
 {%- set link = (fact.link | default('', true) | string).split() | first | default('') -%}
 """
-_PLACE = "{{ plain(fact.plan, 120) }}{% if fact.step %}, step {{ plain(fact.step, 120) }}{% endif %}"
-_SUBJECT_OF_STEP = "{% if fact.step %}The step {{ plain(fact.step) }} of the{% else %}The{% endif %} plan {{ plain(fact.plan) }}"
-_ASKED = """
-{%- if fact.requested_by %}
-Asked by {{ plain(fact.requested_by, 120) }}.
-{%- endif %}
-{%- for line in fact.first_screen | default([], true) %}
-{{ plain(line) }}
-{%- endfor %}"""
-
-
-def _link(title: str, otherwise: str) -> str:
-    """Return the lines with the link under `title`, or `otherwise` if there is none, and the command to type."""
-    return (
-        "\n{%- if link.startswith(('http://', 'https://')) %}\n"
-        + title
-        + ": {{ link.translate({60: '%3C', 62: '%3E', 123: '%7B', 124: '%7C', 125: '%7D'}) }}\n{%- else %}\n"
-        + otherwise
-        + "\n{%- endif %}\n{%- if fact.command %}\nFrom a command line: `{{ plain(fact.command) }}`\n{%- endif %}"
-    )
-
-
-_ANSWER_LINK = _link("Read it and answer", "`plan gates` lists it.")
-_DIGEST = """
-{%- if fact.digest %}
-Digest: {{ plain(fact.digest) | truncate(12, true, '', 0) }}
-{%- endif %}"""
+_QUESTION = "fact.asks == 'question'"
+_OUTCOME = "fact.asks == 'outcome'"
+_WHO = "{{ who }}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,75 +63,129 @@ class Notification:
     after: Sequence[str] = ()  # with these: notify if, after such an event, none of `expect` comes in time
 
 
-NOTIFICATIONS = (
-    Notification(
+def notifications() -> tuple[Notification, ...]:
+    """Return every automation, with its texts in the language of the reader."""
+    return (_gate_opened(), _gate_unanswered(), _gate_answered(), _run_not_completed())
+
+
+def _gate_opened() -> Notification:
+    title = _choose((_QUESTION, tr("Question")), (_OUTCOME, tr("Outcome needed")), ("", tr("Approval needed")))
+    waits = _choose(
+        (_QUESTION, tr("{who} waits for an answer.", who=_WHO)),
+        (_OUTCOME, tr("{who} waits for the outcome of a call.", who=_WHO)),
+        ("fact.step", tr("{who} waits for an approval of its own.", who=_WHO)),
+        ("", tr("{who} waits for an approval.", who=_WHO)),
+    )
+    age = tr("It has waited for {age} already.", age="{{ age(fact.age_seconds) }}")
+    return Notification(
         "plan-gate-opened",
-        "Notifies people that a plan or step waits for an approval or an answer",
+        tr("Notifies people that a plan or step waits for an approval or an answer"),
         "plan.gate.*",
         ["plan.gate.opened"],
-        "{% if fact.asks == 'question' %}Question{% elif fact.asks == 'outcome' %}Outcome needed{% else %}Approval needed{% endif %}: "
-        + _PLACE,
-        _SUBJECT_OF_STEP
-        + " waits for {% if fact.asks == 'question' %}an answer{% elif fact.asks == 'outcome' %}the outcome of a call"
-        + "{% elif fact.step %}an approval of its own{% else %}an approval{% endif %}."
-        + """
-{%- if fact.age_seconds is number and fact.age_seconds >= 60 %}
-It has waited for {{ fact.age_seconds | humanize_naturaldelta }} already.
-{%- endif %}"""
-        + _ASKED
-        + _ANSWER_LINK
-        + _DIGEST,
-    ),
-    Notification(
+        tr("{title}: {place}", title=title, place=_place()),
+        waits + _line_if("fact.age_seconds is number and fact.age_seconds >= 60", age) + _gate_lines(),
+    )
+
+
+def _gate_unanswered() -> Notification:
+    title = _choose((_QUESTION, tr("Still waiting for an answer")), ("", tr("Still waiting for an approval")))
+    waited = _choose(
+        (_QUESTION, tr("{who} has waited for an answer for {age}.", who=_WHO, age="{{ age(waited) }}")),
+        ("", tr("{who} has waited for an approval for {age}.", who=_WHO, age="{{ age(waited) }}")),
+    )
+    return Notification(
         "plan-gate-unanswered",
-        "Reminds people that a plan or step still waits for an approval or an answer",
+        tr("Reminds people that a plan or step still waits for an approval or an answer"),
         "plan.gate.*",
         ["plan.gate.answered", "plan.gate.expired"],
-        "Still waiting for an {{ 'answer' if fact.asks == 'question' else 'approval' }}: " + _PLACE,
+        tr("{title}: {place}", title=title, place=_place()),
         "{%- set before = fact.age_seconds if fact.age_seconds is number else 0 -%}\n"
-        "{%- set waited = (firing.triggered - event.occurred).total_seconds() + before -%}\n"
-        + _SUBJECT_OF_STEP
-        + " has waited for an {{ 'answer' if fact.asks == 'question' else 'approval' }} for {{ waited | humanize_naturaldelta }}."
-        + _ASKED
-        + _ANSWER_LINK
-        + _DIGEST,
+        "{%- set waited = (firing.triggered - event.occurred).total_seconds() + before -%}\n" + waited + _gate_lines(),
         after=["plan.gate.opened"],
-    ),
-    Notification(
+    )
+
+
+def _gate_answered() -> Notification:
+    by, decision, message = "{{ plain(fact.by, 120) }}", "{{ plain(fact.decision, 120) }}", "{{ plain(fact.message) }}"
+    title = _choose(("fact.by", tr("Answered")), ("", tr("Not answered")))
+    answered = _choose(
+        ("fact.by", tr("{who} was answered by {by}: {decision}.", who=_WHO, by=by, decision=decision)),
+        ("", tr("{who} got no answer: {message}.", who=_WHO, message=message)),
+    )
+    return Notification(
         "plan-gate-answered",
-        "Tells people that a gate was answered or has expired, so that nobody answers again",
+        tr("Tells people that a gate was answered or has expired, so that nobody answers again"),
         "plan.gate.*",
         ["plan.gate.answered", "plan.gate.expired"],
-        "{% if fact.by %}Answered{% else %}Not answered{% endif %}: " + _PLACE,
-        _SUBJECT_OF_STEP
-        + " {% if fact.by %}was answered by {{ plain(fact.by, 120) }}: {{ plain(fact.decision, 120) }}."
-        + "{% else %}got no answer: {{ plain(fact.message) }}.{% endif %}"
-        + """
-{%- if fact.note %}
-Note: {{ plain(fact.note) }}
-{%- endif %}"""
-        + _link("The run", "`plan runs` lists it."),
-    ),
-    Notification(
+        tr("{title}: {place}", title=title, place=_place()),
+        answered
+        + _line_if("fact.note", tr("Note: {note}", note="{{ plain(fact.note) }}"))
+        + _link(tr("The run"), tr("`plan runs` lists it.")),
+    )
+
+
+def _run_not_completed() -> Notification:
+    plan = "{{ plain(fact.plan) }}"
+    cause = _choose(("fact.cause", "{{ plain(fact.cause) }}"), ("", tr("The plan {plan} did not complete.", plan=plan)))
+    left = tr("Left behind: {what}", what="{{ plain(left) }}")
+    return Notification(
         "plan-run-not-completed",
-        "Tells people that a run failed, was undone or stopped with an unknown outcome",
+        tr("Tells people that a run failed, was undone or stopped with an unknown outcome"),
         "plan.run.*",
         [
             *("plan.run.failed", "plan.run.partial", "plan.run.rolled_back", "plan.run.rollback_incomplete"),
             *("plan.run.timed_out", "plan.run.unknown_outcome"),
         ],
         "{{ plain(fact.outcome, 40) }}: {{ plain(fact.plan, 120) }}",
-        "{% if fact.cause %}{{ plain(fact.cause) }}{% else %}The plan {{ plain(fact.plan) }} did not complete.{% endif %}"
-        + """
-{%- for left in fact.left_behind | default([], true) %}
-Left behind: {{ plain(left) }}
-{%- endfor %}
-{%- if fact.requested_by %}
-Asked by {{ plain(fact.requested_by, 120) }}.
-{%- endif %}"""
-        + _link("Read what happened", "`plan runs` lists it."),
-    ),
-)
+        f"{cause}\n{{%- for left in fact.left_behind | default([], true) %}}\n{left}\n{{%- endfor %}}"
+        + _asked_by()
+        + _link(tr("Read what happened"), tr("`plan runs` lists it.")),
+    )
+
+
+def _place() -> str:
+    """Return the plan, and the step if there is one."""
+    plan, step = "{{ plain(fact.plan, 120) }}", "{{ plain(fact.step, 120) }}"
+    return _choose(("fact.step", tr("{plan}, step {step}", plan=plan, step=step)), ("", plan))
+
+
+def _prologue() -> str:
+    """Return the part that each template begins with: `plain`, `fact`, `link`, and `who` as the subject of a sentence."""
+    plan, step = "{{ plain(fact.plan) }}", "{{ plain(fact.step) }}"
+    who = _choose(("fact.step", tr("The step {step} of the plan {plan}", plan=plan, step=step)), ("", tr("The plan {plan}", plan=plan)))
+    return f"{_PLAIN}{{%- set who -%}}{who}{{%- endset -%}}\n"
+
+
+def _gate_lines() -> str:
+    """Return who asked, the first screen of the gate, and how to answer it."""
+    screen = "\n{%- for line in fact.first_screen | default([], true) %}\n{{ plain(line) }}\n{%- endfor %}"
+    digest = tr("Digest: {digest}", digest="{{ plain(fact.digest) | truncate(12, true, '', 0) }}")
+    return _asked_by() + screen + _link(tr("Read it and answer"), tr("`plan gates` lists it.")) + _line_if("fact.digest", digest)
+
+
+def _asked_by() -> str:
+    return _line_if("fact.requested_by", tr("Asked by {who}.", who="{{ plain(fact.requested_by, 120) }}"))
+
+
+def _link(title: str, otherwise: str) -> str:
+    """Return the line with the link under `title`, or `otherwise` if there is none, and the command to type."""
+    link = "{{ link.translate({60: '%3C', 62: '%3E', 123: '%7B', 124: '%7C', 125: '%7D'}) }}"
+    command = tr("From a command line: `{command}`", command="{{ plain(fact.command) }}")
+    return (
+        "\n"
+        + _choose(("link.startswith(('http://', 'https://'))", tr("{title}: {link}", title=title, link=link)), ("", otherwise))
+        + _line_if("fact.command", command)
+    )
+
+
+def _choose(*texts: tuple[str, str]) -> str:
+    """Return a template of the text whose condition is true first. The last one has no condition."""
+    cases = "".join(f"{{% {'if' if number == 0 else 'elif'} {condition} %}}{text}" for number, (condition, text) in enumerate(texts[:-1]))
+    return f"{cases}{{% else %}}{texts[-1][1]}{{% endif %}}"
+
+
+def _line_if(condition: str, text: str) -> str:
+    return f"\n{{%- if {condition} %}}\n{text}\n{{%- endif %}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +199,16 @@ class AppliedNotification:
 
 
 async def apply_notifications(blocks: Sequence[str], *, after: timedelta) -> list[AppliedNotification]:
-    """Create or update, by name, every automation of NOTIFICATIONS so that it notifies through `blocks` (type/name). Return them.
+    """Create or update, by name, every automation of `notifications` so that it notifies through `blocks` (type/name). Return them.
 
     `after` is how long a gate may be open before a reminder. One that was switched off on the server stays off. Raises UnknownBlockError.
     """
     async with get_client() as client:
         documents = await _notification_blocks(client)
         ids = [_find_block(name, documents).id for name in dict.fromkeys(blocks)]
-        return [done for notification in NOTIFICATIONS for done in await _apply_one(client, automation_of(notification, ids, after=after))]
+        return [
+            done for notification in notifications() for done in await _apply_one(client, automation_of(notification, ids, after=after))
+        ]
 
 
 def automation_of(notification: Notification, block_ids: Sequence[UUID], *, after: timedelta) -> AutomationCore:
@@ -183,7 +223,8 @@ def automation_of(notification: Notification, block_ids: Sequence[UUID], *, afte
         "threshold": 1,
         "within": after if notification.after else 0,
     }
-    send = {"type": "send-notification", "subject": _PLAIN + notification.subject, "body": _PLAIN + notification.body}
+    prologue = _prologue()
+    send = {"type": "send-notification", "subject": prologue + notification.subject, "body": prologue + notification.body}
     return AutomationCore.model_validate(
         {
             "name": notification.name,

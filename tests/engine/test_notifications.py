@@ -20,7 +20,8 @@ from prefect.events.schemas.automations import Automation
 from pydantic import SecretStr
 
 from plan_adapter.cli.app import main
-from plan_adapter.engine.notifications import NOTIFICATIONS, Notification, automation_of
+from plan_adapter.engine.notifications import automation_of, notifications
+from plan_adapter.model.language import LANGUAGES, Language, speaking
 
 NAMES = ["plan-gate-opened", "plan-gate-unanswered", "plan-gate-answered", "plan-run-not-completed"]
 
@@ -165,7 +166,7 @@ def test_the_notification_of_a_gate_has_its_link_and_does_not_evaluate_its_text(
         f"Approval needed: {evil[:32]} ｛｛ 7 * 7 ｝｝ ｛% raw %｝ ｛｛token｝｝ ＜!channel＞ ＠here ［x］(http：//evil.invalid)"
     )
     assert notification["body"].splitlines()[1:] == [
-        "It has waited for 2 hours already.",
+        "It has waited for 2 h already.",
         "`plan gates` lists it.",
     ]
     assert "the step ＜/td＞＜script＞｛｛ event.id ｝｝ of the plan" in notification["body"].lower()
@@ -191,7 +192,7 @@ def test_only_a_gate_that_is_still_open_gets_a_reminder(block: str, endpoint: En
     assert reminder["subject"] == f"Still waiting for an approval: {waiting}, step restart"
     first, second = reminder["body"].splitlines()
     assert first.startswith(f"The step restart of the plan {waiting} has waited for an approval for 1")
-    assert first.endswith(" seconds.")
+    assert first.endswith(" s.")
     assert second == "Read it and answer: https://plans.example/1"
     # Their reminders would have been due before this one.
     subjects = [notification["subject"] for plan in (answered, expired) for notification in endpoint.about(plan)]
@@ -264,12 +265,34 @@ def test_an_invalid_reminder_time_is_refused(after: str, block: str, capsys: pyt
     assert applied() == []
 
 
-@pytest.mark.parametrize("notification", NOTIFICATIONS, ids=lambda notification: notification.name)
-def test_prefect_accepts_each_automation(notification: Notification) -> None:
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_prefect_accepts_each_automation(name: str, language: Language) -> None:
     from prefect.server.events.schemas.automations import AutomationCreate
 
     chat, mail = uuid4(), uuid4()
-    automation = automation_of(notification, [chat, mail], after=timedelta(minutes=30))
+    with speaking(language):
+        (notification,) = (found for found in notifications() if found.name == name)
+        automation = automation_of(notification, [chat, mail], after=timedelta(minutes=30))
     created = AutomationCreate.model_validate(automation.model_dump(mode="json"))  # it compiles the templates
-    assert created.name in NAMES
     assert [getattr(action, "block_document_id", None) for action in created.actions] == [chat, mail]
+
+
+def test_a_notification_is_in_the_language_of_the_person_who_set_it_up(
+    block: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_LANGUAGE", "zh")
+    assert main(["notify", block]) == 0
+    assert "通知" in capsys.readouterr().out
+    plan = f"restart {uuid4().hex}"
+    emit("opened", uuid4().hex, plan=plan, step="drain", age_seconds=7200, requested_by="安娜", digest="0123456789abcdef", command=COMMAND)
+    (notification,) = endpoint.wait_for(plan)
+    assert notification["subject"] == f"需要批准：{plan}，步骤 drain"
+    assert notification["body"].splitlines() == [
+        f"计划 {plan} 的步骤 drain 在等待它自己的批准。",
+        "它已等待 2 h。",
+        "由 安娜 发起。",
+        "`plan gates` 会列出它。",
+        f"命令行：`{COMMAND}`",
+        "摘要：0123456789ab",
+    ]

@@ -43,6 +43,7 @@ class RunReport:
     record: str  # whether the record is unaltered
     digest: str  # of the plan
     steps: Sequence[StepRun]
+    places: Mapping[str, str]  # of the steps in the plan document, by id: `steps[0]`
     calls: Mapping[str, Sequence[StepCallRecord]]
     rounds: Mapping[str, Sequence[RoundRecord]]
     picture: str  # SVG
@@ -122,6 +123,8 @@ def _step(step: StepRun, facts: StepFacts | None, report: RunReport) -> Iterator
     yield f"<details{is_open}><summary>{mark} <b>{_text(step.id)}</b> {_text(detail)}</summary>"
     if step.description:
         yield f"<p>{_text(step.description)}</p>"
+    if step.id in report.places:
+        yield f'<p class="dim">{_text(tr("in the plan at {place}", place=report.places[step.id]))}</p>'
     if facts is not None and facts.items:
         rows = [
             f"<tr><td>{SHAPES[item.mark]} {_text(item.label)}</td>"

@@ -120,6 +120,7 @@ def test_a_report_says_what_happened_and_shows_the_steps_the_time_and_the_record
         f"plan resume {run_id} --offline resumes the run",
         "connect to web-3 port 8080 refused",
         "healthy[web-3], attempt 1: failed",
+        "in the plan at steps[1].steps[1]",
         "The record is intact: ",
     ):
         assert text in head, text

@@ -64,6 +64,7 @@ async def _report_of(found: ShownRun) -> RunReport:
         record=record,
         digest=run.digest,
         steps=run.steps,
+        places={step.id: place for place, step in found.plan.places.items()},
         calls=found.calls,
         rounds=found.rounds,
         picture=graph_svg(graph_of(found.plan, run=found.facts)),

@@ -226,7 +226,7 @@ class Permissions(NamedTuple):
     is_decided: bool  # False if the inputs that decide are not known yet
 
 
-# guide/contributing.md says what a new field needs besides its line here.
+# guide/contributing/step-field.md says what a new field needs besides its line here.
 class Step(PlanPart):
     """One step of a plan: a tool call, a question to a person, or a goal in words."""
 

@@ -34,8 +34,9 @@ format: $(STAMP)  ## fix lint and formatting problems that can be fixed automati
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 
-generated: $(STAMP)  ## write the generated files again: the schema of plans, the gate texts that tests compare, the catalogues of languages
+generated: $(STAMP)  ## write the generated files again: the schema of plans, the references in the guide, the gate texts that tests compare, the catalogues of languages
 	@$(PYTHON) -m plan_adapter.cli.app schema deployments/plan.schema.json
+	@$(PYTHON) -m tests.guide
 	@$(PYTHON) -m tests.gates
 	@$(PYTHON) -m tests.language
 

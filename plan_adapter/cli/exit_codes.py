@@ -12,17 +12,43 @@ class ExitCode(IntEnum):
     """What the result of a command means to a script."""
 
     DONE = 0
-    FAILED = 1  # a step failed: the run is failed or partial; or its store was lost in the middle
-    USAGE = 2  # wrong usage or an invalid plan; nothing was done
-    REJECTED = 3  # rejected, or its approval expired
+    """Done."""
+
+    FAILED = 1
+    """A step failed: the run is failed or partial. Or the store was lost while the run used it.
+
+    Of `plan verify`: a row was altered, or there is nothing to verify.
+    """
+
+    USAGE = 2
+    """Wrong usage, an invalid plan, or no such plan or run. Nothing was done."""
+
+    REJECTED = 3
+    """Rejected, or the approval expired."""
+
     CANCELLED = 4
+    """Cancelled."""
+
     TIMED_OUT = 5
-    WAITING = 6  # for an approval
-    UNKNOWN = 7  # the outcome of a write is unknown and waits for a person
-    WRONG_STATE = 8  # the run, gate or record is not in the state that this needs, or another process owns it
-    UNAVAILABLE = 9  # the store, the Prefect server or the model cannot be used
-    NOT_ALLOWED = 10  # to this person, by the policy, or for content that differs from what was approved
-    INTERRUPTED = 130  # Ctrl-C
+    """Timed out."""
+
+    WAITING = 6
+    """Waiting for an approval."""
+
+    UNKNOWN = 7
+    """The outcome of a write is unknown and waits for a person."""
+
+    WRONG_STATE = 8
+    """The run, gate or record is not in the state that this needs, such as a run that has completed, or another process owns it."""
+
+    UNAVAILABLE = 9
+    """The store, the Prefect server or the model cannot be used. The same command may work later."""
+
+    NOT_ALLOWED = 10
+    """Not allowed: to this person, by the policy, or because the content differs from what was approved."""
+
+    INTERRUPTED = 130
+    """Interrupted, as by Ctrl-C."""
 
 
 class UsageError(Exception):

@@ -23,13 +23,16 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PLAN_ADAPTER_", extra="ignore", frozen=True)
 
     home: Path = Field(default_factory=lambda: Path.home() / ".plan_adapter")
-    """The folder of the default store, large results and the local Prefect server."""
+    """The folder of the default store, large results, keys and the local Prefect server."""
 
     database_url: str | None = None
     """SQLAlchemy URL of the store: sqlite or postgresql, with or without a driver. None: a SQLite file in `home`."""
 
     language: Language | None = None
-    """The language of gates, forms, `plan show` and reports: en or zh. A plan can set its own. None: that of the locale, else English."""
+    """The language of gates, forms, `plan show` and reports: en or zh. A plan can set its own. None: that of the locale, else English.
+
+    `--json` is always in English.
+    """
 
     tools: Annotated[tuple[str, ...], NoDecode] = ()
     """Import strings `package.module:name` of tools or registries for the command line."""
@@ -83,7 +86,10 @@ class Settings(BaseSettings):
     """
 
     groups: Annotated[dict[str, list[str]], NoDecode] = Field(default_factory=dict)
-    """The members of groups, as JSON: `{"sre": ["ana", "bo"]}`."""
+    """The members of groups, as JSON: `{"sre": ["ana", "bo"]}`.
+
+    At a gate the groups of the process that opened it count, whoever resumes the run, until the store has a policy.
+    """
 
     known_by: Annotated[tuple[KnownBy, ...], NoDecode] = ()
     """The accepted proofs of an approver's identity at any gate: ssh_signature, totp, os_user, form, unverified. Empty: those of the plan.
@@ -135,10 +141,10 @@ class Settings(BaseSettings):
     """The token limit of one answer, including a reasoning model's thoughts. A second, deeper pass has twice as many."""
 
     goal_effort: Effort | None = None
-    """The reasoning effort of a goal's rounds and of its verifier: none, minimal, low, medium or high. None: the server's default."""
+    """The reasoning effort of a goal's rounds and of its verifier. None: the server's default. One that the server refuses is left out."""
 
     goal_temperature: float | None = Field(default=None, ge=0, le=2)
-    """The temperature of a goal's rounds and of its verifier. None: the server's default."""
+    """The temperature of a goal's rounds and of its verifier. None: the server's default. One that the server refuses is left out."""
 
     goal_tokens: int = Field(default=1_000_000, gt=0)
     """How many tokens the model of one goal may use in one start of a run. Tokens that its server does not count are estimated."""

@@ -439,7 +439,7 @@ class Scope:
         return self.value_of(value)
 
     def _secret(self, name: str) -> Value:
-        self.workflow.report.add("changed", f"the secret `{name}` is read from your own secrets: `plan guide operating`", self.at)
+        self.workflow.report.add("changed", f"the secret `{name}` is read from your own secrets: `plan guide secrets`", self.at)
         return Value(f"secrets.{name}", "string")
 
     def _unset(self, name: str) -> Value:

@@ -160,7 +160,7 @@ def test_the_written_plan_is_valid_and_equals_the_printed_one(plan: Plan, file: 
 
 
 def test_the_import_example_in_the_guide_is_exact(plan: Plan) -> None:
-    page = (Path(__file__).parents[2] / "plan_adapter/guide/runbooks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "plan_adapter/guide/importing.md").read_text(encoding="utf-8")
     workflow, written = re.findall(r"```yaml\n(name: deploy\n.*?)```", page, re.DOTALL)
     (report,) = re.findall(r"```\n(plan: warning.*?)```", page, re.DOTALL)
     Path("deploy.yml").write_text(workflow)

@@ -1,4 +1,4 @@
-"""Tests of the recipe for a rolling change in `plan guide plans`: it runs as it stands there, with programs of its names."""
+"""Tests of the recipe for a rolling change in `plan guide groups`: it runs as it stands there, with programs of its names."""
 
 import re
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def nodes() -> Iterator[list[str]]:
 
 def recipe() -> ExecutionPlan:
     """Return the plan in the guide. Its retries do not wait."""
-    texts = re.findall(r"```yaml\n(.*?)```", (GUIDE / "plans.md").read_text(), re.DOTALL)
+    texts = re.findall(r"```yaml\n(.*?)```", (GUIDE / "groups.md").read_text(), re.DOTALL)
     plan, problems = read_document(next(text for text in texts if text.startswith("name: rolling-change")))
     assert not problems
     plan.step("healthy").retry_delay_ms = 0

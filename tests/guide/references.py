@@ -201,7 +201,7 @@ Settings are environment variables. `plan doctor` checks them. Generated from th
 - **Lists** are separated by commas: `PLAN_ADAPTER_TOOLS=acme.tools:registry,acme.more:deploy`.
 - **The server** is named by Prefect's own settings: `PREFECT_API_URL` or a profile. If it cannot be reached, that is
   an error, and no other server is started.
-- **Secrets** of plans are `PLAN_ADAPTER_SECRET_NAME`: `plan guide operating`.
+- **Secrets** of plans are `PLAN_ADAPTER_SECRET_NAME`: `plan guide secrets`.
 - **The policy of the store** (`plan policy`) takes precedence over the settings about approval: settings can only be stricter.
 
 """

@@ -55,7 +55,7 @@ def test_a_workflow_keeps_its_inputs_scripts_order_and_gate() -> None:
         ("changed", "`github.sha`", "`github_sha`"),
         ("changed", "deploy", "environment `production`", "gate"),
         ("changed", "deploy.stop", "continue-on-error"),
-        ("changed", "`DEPLOY_TOKEN`", "plan guide operating"),
+        ("changed", "`DEPLOY_TOKEN`", "plan guide secrets"),
         ("left out", 'plan deploy FILE --cron "0 3 * * 1"'),
         ("left out", "`on: push`"),
         ("left out", "actions/checkout@v4", "git clone"),

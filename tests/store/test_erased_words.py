@@ -176,7 +176,7 @@ def test_every_column_is_covered_by_a_digest_or_named_as_bookkeeping() -> None:
 
 
 def test_the_guide_lists_what_no_digest_covers() -> None:
-    guide = (Path(plan_adapter.__file__).parent / "guide" / "operating.md").read_text(encoding="utf-8")
+    guide = (Path(plan_adapter.__file__).parent / "guide" / "records.md").read_text(encoding="utf-8")
     listed = guide.partition("No digest covers")[2].partition("\n\n`")[0]
     rows = re.findall(r"^\| ([\w, ]+) \| ([\w, ]+) \|$", listed, re.M)
     found = {table.strip(): columns for tables, columns in rows for table in tables.split(",")}

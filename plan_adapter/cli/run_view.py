@@ -27,6 +27,9 @@ STYLES: Mapping[Mark, str] = {
 MAX_NAME_CELLS = 24
 """How wide the column of steps or items may be. A longer name has a line of its own."""
 
+MAX_COMMAND_CELLS = 40
+"""How wide the column of commands to type may be."""
+
 SHOWN_ITEMS = 20
 """How many items of a step are shown. The failed and the unfinished ones come first."""
 
@@ -77,16 +80,21 @@ class _RunView:
         if not sys.stdout.isatty():
             yield Line(tr("next: {what}", what=text), indent=2, style="bold")
             return
-        text = text.removeprefix(f"{self._facts.cause}: ")  # which stands above
+        if self._facts.cause is not None and text.startswith(self._facts.cause):  # which stands above
+            before, _, after = text.partition("`plan ")
+            text = before.rpartition(": ")[2] + "`plan " + after
         first, *rest = _COMMAND.split(text.replace(self._facts.id, self._facts.id[-MIN_END_CHARACTERS:]))
         yield Line(tr("next: {what}", what=first.rstrip(" ,;:")).rstrip(), indent=2, style="bold")
+        typed = list[tuple[str, str]]()
         for command, after in zip(rest[::2], rest[1::2], strict=True):
             inside = re.match(r" \(([^()]*)\)", after)
             about = inside[1] if inside is not None else after.partition(";")[0] if after.startswith(" ") else ""
             if command.startswith("plan resume ") and not about.strip():
                 about = tr("then continues the run here")
-            for typed, effect in _answers(command, about.strip()):
-                yield Line(typed + (f"  # {effect}" if effect else ""), indent=4, style="bold")
+            typed += _answers(command, about.strip())
+        width = _column([command for command, _ in typed], MAX_COMMAND_CELLS)
+        for command, effect in typed:
+            yield Line(f"# {effect}", indent=4, label=command, width=width, style="dim") if effect else Line(command, indent=4)
 
     def about(self) -> Iterator[Line]:
         """Yield when, by whom, with what and approved by whom."""
@@ -142,7 +150,7 @@ def _answers(command: str, about: str) -> list[tuple[str, str]]:
     return [(command.replace(ANY_RESOLUTION, answer), effect) for answer, effect in answers.items()]
 
 
-def _column(names: Sequence[str]) -> int:
+def _column(names: Sequence[str], most: int = MAX_NAME_CELLS) -> int:
     from rich.cells import cell_len  # only for tables
 
-    return min(max((cell_len(name) for name in names), default=0), MAX_NAME_CELLS)
+    return min(max((cell_len(name) for name in names), default=0), most)

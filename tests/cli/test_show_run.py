@@ -181,8 +181,8 @@ def test_on_a_terminal_each_command_is_a_line_and_nothing_is_markdown(plan: Plan
     begin = lines.index("  next: waiting for an answer")
     assert lines[begin + 1 : begin + 4] == [
         f"    plan answer {short} decide --digest {digest} choice=… nodes=…",
-        f"    plan resume {short} --offline  # then continues the run here",
-        "    plan gates  # lists everything that waits",
+        f"    plan resume {short} --offline              # then continues the run here",
+        "    plan gates                                # lists everything that waits",
     ]
     assert "⏸ decide  question" in lines
 
@@ -208,6 +208,19 @@ def test_an_unknown_outcome_is_the_first_thing_to_read(plan: Plan) -> None:
     assert "-c import pathlib" in unknown  # what was called
     assert "  done, and not undone: prep" in lines
     assert f"`plan resolve {run_id} slow done|again|abort`" in plan("show", run_id).next
+
+
+def test_on_a_terminal_an_unknown_outcome_has_a_line_for_each_answer(plan: Plan, terminals: list[Terminal]) -> None:
+    run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
+    terminals.append(terminal := Terminal("show", run_id))
+    assert terminal.end() == 0
+    lines, short = terminal.shown.splitlines(), run_id[-6:]
+    begin = lines.index("  next: check whether it happened, then record it with")
+    typed = [line for line in lines[begin + 1 :] if line.startswith("    plan ")]
+    answers = ("done   # it took effect, and is", "again  # it did not, and is", "abort  # you cannot tell: the run ends")
+    for line, answer in zip(typed, answers, strict=False):
+        assert line.startswith(f"    plan resolve {short} slow {answer}")
+    assert {line.index("#") for line in typed if "#" in line} == {len(f"    plan resolve {short} slow again  ")}
 
 
 def test_of_many_items_those_that_did_not_succeed_are_shown_first(plan: Plan) -> None:

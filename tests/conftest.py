@@ -25,6 +25,7 @@ from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.local.private_files import make_folder
 from plan_adapter.local.settings import Settings
 from tests import installed
+from tests.guide.typist import Typist
 from tests.postgres import migrated, postgres_database, postgres_server
 from tests.store.conftest import migrated_file
 
@@ -178,6 +179,17 @@ def prepare_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytes
                 database.chmod(0o600)
 
     return prepare
+
+
+@pytest.fixture
+def typist(tmp_path: Path, prepare_server: PrepareServer) -> Iterator[Typist]:
+    """Someone with an empty home. Servers start faster, because their databases are there."""
+    found = Typist(tmp_path)
+    prepare_server(tmp_path / "home")
+    (tmp_path / "prefect").mkdir()
+    shutil.copy(tmp_path / "home/server/prefect/prefect.db", tmp_path / "prefect/prefect.db")
+    yield found
+    found.end()
 
 
 def _migrate(database: Path) -> None:

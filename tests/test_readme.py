@@ -1,72 +1,21 @@
 """Tests of the README: its tour runs as written, with its files, commands and expected output."""
 
-import asyncio
-import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 
-from plan_adapter import PlanStore
-from plan_adapter.model.record import PlanRun
-from tests import installed
-from tests.conftest import PrepareServer
+from tests.guide.typist import Typist
 
 README = Path(__file__).parent.parent / "README.md"
 TOUR = README.read_text(encoding="utf-8").split("## Eight lines")[1].split("## The promise")[0]
-BLOCK = re.compile(r"^```(?P<language>\w+)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def commands(text: str) -> list[tuple[str, list[str]]]:
-    """Return the commands of a console block, each with its expected output lines."""
-    found: list[tuple[str, list[str]]] = []
-    for line in text.splitlines():
-        if line.startswith("$ "):
-            found.append((line[2:], []))
-        else:
-            found[-1][1].append(line)
-    return found
-
-
-def with_newest_run(command: str, home: Path) -> str:
-    """Return `command` with the newest run for `RUN`, and its approval digest for `DIGEST`."""
-
-    async def read() -> PlanRun:
-        async with PlanStore(f"sqlite:///{home / 'plans.db'}") as store:
-            return (await store.runs(limit=1))[0]
-
-    if not re.search(r"\bRUN\b", command):
-        return command
-    run = asyncio.run(read())
-    return re.sub(r"\bDIGEST\b", run.approval_digest, re.sub(r"\bRUN\b", run.id, command))
-
-
-def test_the_tour_works_as_written(tmp_path: Path, prepare_server: PrepareServer) -> None:
-    prepare_server(tmp_path / "home")
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PLAN_ADAPTER_"))},
-        "PATH": f"{installed.folder}{os.pathsep}{os.environ['PATH']}",
-        "PLAN_ADAPTER_HOME": str(tmp_path / "home"),
-    }
-    ran = 0
-    for block in BLOCK.finditer(TOUR):
-        if block["file"]:
-            (tmp_path / block["file"]).write_text(block["text"], encoding="utf-8")
-            continue
-        for written, expected in commands(block["text"]):
-            command = with_newest_run(written, tmp_path / "home")
-            done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-            printed = done.stdout + done.stderr
-            assert done.returncode == 0, f"{command}\n{printed}"
-            for line in expected:
-                words = " ".join(line.split())
-                assert words in " ".join(printed.split()), f"{command}\nlacks {words!r}:\n{printed}"
-            ran += 1
-    assert ran >= 9
+def test_the_tour_works_as_written(typist: Typist) -> None:
+    assert len(typist.type_page(TOUR)) >= 9
 
 
 @pytest.mark.parametrize(

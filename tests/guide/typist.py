@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plan_adapter import PlanStore
+from plan_adapter.model.approvals import Gate
 from tests import installed
 
 BLOCK = re.compile(r"^```(?P<language>\w+)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -46,6 +47,8 @@ class Typist:
         self.store = f"sqlite:///{folder / 'home' / 'plans.db'}"
         self.running: list[subprocess.Popen[bytes]] = []
         self.port = free_port()
+        self.ports = {"4200": str(self.port)}
+        """The ports that a page names, and those that are typed in their place."""
 
     def type_page(self, text: str) -> list[str]:
         """Write the files of a page, and type its commands. Return the commands."""
@@ -63,8 +66,8 @@ class Typist:
 
     def type(self, written: str, expected: list[str]) -> None:
         """Run a command, and check that it prints the expected lines. A list of gates or runs is repeated until it does."""
-        command = written.replace("4200", str(self.port)).replace("prefect server start", f"prefect server start --port {self.port}")
-        expected = [" ".join(line.replace("4200", str(self.port)).split()) for line in expected]
+        command = self._here(written).replace("prefect server start", f"prefect server start --port {self.port}")
+        expected = [" ".join(self._here(line).split()) for line in expected]
         if command.startswith("export "):
             name, _, value = command.removeprefix("export ").partition("=")
             self.environment[name] = value
@@ -72,6 +75,9 @@ class Typist:
             self._start(command, expected)
         else:
             self._run(command, expected)
+
+    def _here(self, text: str) -> str:
+        return re.sub("|".join(self.ports), lambda found: self.ports[found[0]], text)
 
     def _start(self, command: str, expected: list[str]) -> None:
         log = self.folder / f"{len(self.running)}.log"
@@ -90,7 +96,10 @@ class Typist:
 
     def _run(self, command: str, expected: list[str]) -> None:
         if re.search(r"\bRUN\b", command):
-            run_id, digest = self._waiting_gate() if ANSWERS.search(command) else self._newest_run()
+            run_id, digest = self._newest_run()
+            if ANSWERS.search(command):
+                gate = self.waiting_gate()
+                run_id, digest = gate.run_id, gate.approval_digest
             command = re.sub(r"\bDIGEST\b", digest, re.sub(r"\bRUN\b", run_id, command))
         is_list = command in ("plan gates", "plan runs") or command.startswith("cat ")
 
@@ -114,13 +123,15 @@ class Typist:
             assert tries != 0 and time.monotonic() < deadline, f"{command}\nlacks {expected}:\n{printed}"
             time.sleep(POLL_SECONDS)
 
-    def _waiting_gate(self) -> tuple[str, str]:
-        async def read() -> tuple[str, str]:
+    def waiting_gate(self) -> Gate:
+        """Return the newest gate, as soon as there is one."""
+
+        async def read() -> Gate:
             async with PlanStore(self.store) as store:
                 async with asyncio.timeout(WAIT_SECONDS):
                     while not (gates := await store.gates.find()):
                         await asyncio.sleep(POLL_SECONDS)
-                return gates[-1].run_id, gates[-1].approval_digest
+                return gates[-1]
 
         return asyncio.run(read())
 

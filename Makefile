@@ -1,6 +1,6 @@
 # `make demo` and `make test` first set up what is missing. They need only Python 3.11 or later, make and git.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests thorough check format generated browser faults matrix newest release-check bench blocks lock clean
+.PHONY: help demo test tests thorough check format generated site browser faults matrix newest release-check bench blocks lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
@@ -24,9 +24,10 @@ tests:
 thorough: $(STAMP)  ## run the tests of corner cases: gates on PostgreSQL, servers that hang, workers that are released, signals at gates
 	@$(PYTHON) -m pytest -m thorough --numprocesses 4 --no-loadscope-reorder
 
-check: $(STAMP)  ## check lint rules, formatting and types
+check: $(STAMP)  ## check lint rules, formatting, links and types
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m tests.guide.links
 	@$(PYTHON) -m basedpyright --pythonpath $(PYTHON)
 	@$(PYTHON) -m basedpyright --pythonpath $(PYTHON) --project tests/pyrightconfig.json
 
@@ -39,6 +40,10 @@ generated: $(STAMP)  ## write the generated files again: the schema of plans, th
 	@$(PYTHON) -m tests.guide
 	@$(PYTHON) -m tests.gates
 	@$(PYTHON) -m tests.language
+
+site: $(STAMP)  ## build the site of the guide into site/; a dead link or a page without a place fails
+	@$(PYTHON) -m sphinx --fresh-env --fail-on-warning --keep-going --quiet --conf-dir .ci/site . site
+	@echo "open site/index.html"
 
 browser: $(STAMP)  ## test gates in Prefect's UI with Chromium; screenshots go to screenshots/
 	@$(PYTHON) -m pytest tests/browser -m "not benchmark" --screenshots screenshots
@@ -66,7 +71,7 @@ lock:  ## pin the newest versions that pyproject.toml allows
 	@.ci/setup lock
 
 clean:  ## remove the virtual environment and everything generated
-	rm -rf .venv .matrix dist .pytest_cache .ruff_cache .hypothesis screenshots
+	rm -rf .venv .matrix dist site .pytest_cache .ruff_cache .hypothesis screenshots
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml requirements.lock .ci/setup

@@ -1,6 +1,5 @@
 """Tests of the README: its tour runs as written, with its files, commands and expected output."""
 
-import re
 import shlex
 from pathlib import Path
 
@@ -40,11 +39,6 @@ def test_a_build_that_knows_its_repository_has_absolute_links(
     assert picture in built.readme and page in built.readme
     assert built.readme_content_type == "text/markdown"
     assert bool(built.urls) == (repository is not None)
-
-
-@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text(encoding="utf-8")))
-def test_every_link_has_a_target(target: str) -> None:
-    assert (README.parent / target).exists()
 
 
 def test_the_first_two_commands_are_makefile_targets() -> None:

@@ -91,12 +91,3 @@ def test_a_plan_in_the_guide_is_valid_without_a_warning(plan: Plan, text: str, m
     result = plan("validate", "plan.yaml")
     is_imported = "(from a workflow of GitHub Actions)" in text  # so it has the limits of the workflow, which are none
     assert (result.code, [line for line in result.out.splitlines() if not (is_imported and "[no-timeout]" in line)]) == (0, [])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_link_in_a_page_has_a_target(page: Path) -> None:
-    text = re.sub(r"`[^`\n]*`", "", page.read_text(encoding="utf-8"))  # a link in code is a sample
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
-    topics = re.findall(r"plan guide ([a-z]+(?:-[a-z]+)*)", page.read_text(encoding="utf-8"))
-    assert all((page.parent / target).exists() for target in targets)
-    assert {f"{topic}.md" for topic in topics} <= {page.name for page in PAGES}

@@ -1,7 +1,7 @@
 """`make release-check`: build the distributions into `dist`, install the wheel in an empty environment, and use it as documented.
 
-The wheel gets the newest versions of everything. Outside the checkout, its `plan` prints the guide; the README's tour and the first
-deployment of `plan guide deploying` run with it; and a gate of each kind is answered through the API and in both UIs.
+The wheel gets the newest versions of everything. Outside the checkout, its `plan` prints the guide; the README's tour, the tutorial, the
+recipes and the first deployment of `plan guide deploying` run with it; and a gate of each kind is answered through the API and in both UIs.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.matrix import ROOT, started
 
 DIST = ROOT / "dist"
-AS_DOCUMENTED = ("tests/test_readme.py", "tests/deployments/test_first_deployment.py")
+AS_DOCUMENTED = ("tests/test_readme.py", "tests/guide/test_pages.py", "tests/deployments/test_first_deployment.py")
 GATES = "tests/browser/test_every_gate.py::test_every_kind_of_gate_is_answered"
 
 

@@ -1,7 +1,7 @@
 """The first page of public names: where each lives, for type checkers and for `public_names`, which imports it when it is first used."""
 
+from plan_adapter.checks import approve as approve
 from plan_adapter.gates.approval import Approver as Approver
-from plan_adapter.gates.approval import approve as approve
 from plan_adapter.model.errors import PlanAdapterError as PlanAdapterError
 from plan_adapter.model.plan import ExecutionPlan as ExecutionPlan
 from plan_adapter.model.plan import Step as Step

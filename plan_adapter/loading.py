@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, TypeAlias
 import plan_adapter.documents as documents
 from plan_adapter.documents.recorded_runs import keep_history
 from plan_adapter.model.errors import InvalidPlanError, NotStoredError, StoreError
+from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
 from plan_adapter.twins import run_sync
 from plan_adapter.validation.fresh import MAX_SUB_PLANS, too_deep_problem
 
 if TYPE_CHECKING:
-    from plan_adapter.model.plan import ExecutionPlan, Step
+    from plan_adapter.model.plan import Step
     from plan_adapter.store.store import PlanStore
 
 STORE_PREFIX = "store:"
+
+PlanSource: TypeAlias = ExecutionPlan | str | Path
+"""What functions take as `plan`: a plan, or what `load_plan` loads."""
 
 PlanReader: TypeAlias = "Callable[[Path], tuple[ExecutionPlan | None, list[Problem]]]"
 """Reads the document at a path, as `documents.read_file` does."""
@@ -25,7 +29,7 @@ PlanReader: TypeAlias = "Callable[[Path], tuple[ExecutionPlan | None, list[Probl
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 
 
-async def stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
+async def stored_plan(source: str, store: "PlanStore") -> ExecutionPlan:
     """Return the plan that `store:NAME` (the newest version) or `store:NAME@VERSION` names. Raises StoreError."""
     reference = source.removeprefix(STORE_PREFIX)
     name, at, version = reference.rpartition("@")
@@ -36,22 +40,12 @@ async def stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     return await store.get(name, version=int(version))
 
 
-async def aload_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "ExecutionPlan":
+async def aload_plan(source: str | Path, *, store: "PlanStore | None" = None) -> ExecutionPlan:
     """Return a plan. The async twin of `load_plan`."""
-    if _is_stored(source):
-        if store is None:
-            from plan_adapter.store.store import PlanStore  # imports SQLAlchemy
-
-            async with PlanStore() as opened:
-                return await stored_plan(str(source), opened)
-        return await stored_plan(str(source), store)
-    plan, problems = documents.read_source(source)
-    if plan is not None:
-        await pin_stored(pin_files(plan), store)
-    return _require_valid(plan, problems)
+    return _require_valid(await aplan_of(source, store=store))
 
 
-def load_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "ExecutionPlan":
+def load_plan(source: str | Path, *, store: "PlanStore | None" = None) -> ExecutionPlan:
     """Return a plan from a file, from a text, or from the store: `store:NAME@3`, or `store:NAME` for the newest version.
 
     A text counts as a path if a file of that name exists, or if it is one line that ends in .yaml, .yml or .json. The plans that its steps
@@ -59,28 +53,60 @@ def load_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "Execu
     None, the settings name the store. Raises InvalidPlanError with every problem, and StoreError. Inside a running event loop, use
     `aload_plan` for everything that is in the store.
     """
-    if not _is_stored(source):
-        plan, problems = documents.read_source(source)
-        if plan is None or not pin_files(plan):
-            return _require_valid(plan, problems)
-    return run_sync(aload_plan(source, store=store), twin="aload_plan")
+    return _require_valid(plan_of(source, store=store, twin="aload_plan"))
 
 
-def _is_stored(source: str | Path) -> bool:
-    return isinstance(source, str) and source.startswith(STORE_PREFIX) and "\n" not in source
+async def aplan_of(source: PlanSource, *, store: "PlanStore | None" = None) -> ExecutionPlan:
+    """Return the plan that `source` is or names. Its document may have problems, which validation reports with its own.
 
-
-def _require_valid(plan: "ExecutionPlan | None", problems: list[Problem]) -> "ExecutionPlan":
-    """Return `plan`, with what its document recorded about an execution in its metadata, as an import does.
-
-    Raises InvalidPlanError if its document, or that of a plan that it runs, has problems.
+    Raises InvalidPlanError for a document that is no plan, StoreError, and TypeError for what is neither a plan nor a source.
     """
-    if plan is not None:
-        problems = plan.document_problems
-    if plan is None or problems:
+    if _is_stored(source):
+        if store is None:
+            from plan_adapter.store.store import PlanStore  # imports SQLAlchemy
+
+            async with PlanStore() as opened:
+                return await stored_plan(str(source), opened)
+        return await stored_plan(str(source), store)
+    plan, unpinned = _read(source)
+    await pin_stored(unpinned, store)
+    return plan
+
+
+def plan_of(source: PlanSource, *, store: "PlanStore | None" = None, twin: str) -> ExecutionPlan:
+    """Return what `aplan_of` returns. Only what is in the store needs an event loop; inside one, raises RuntimeError that names `twin`."""
+    if not _is_stored(source):
+        plan, unpinned = _read(source)
+        if not unpinned:
+            return plan
+    return run_sync(aplan_of(source, store=store), twin=twin)
+
+
+def _read(source: PlanSource) -> "tuple[ExecutionPlan, list[UnpinnedStep]]":
+    """Return the plan in `source`, and its steps that run stored plans. What its document recorded elsewhere becomes metadata.
+
+    An ExecutionPlan is returned as it is.
+    """
+    if isinstance(source, ExecutionPlan):
+        return source, []
+    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may not check
+        raise TypeError(f"`plan` is {source!r:.100}: pass an ExecutionPlan, the path or the text of a document, or `store:NAME`")
+    plan, problems = documents.read_source(source)
+    if plan is None:
         raise InvalidPlanError(problems)
     file = plan._file  # pyright: ignore[reportPrivateUsage]  # the path of the document, set by its reader
     keep_history(plan, source="a document" if file is None else Path(file).name)
+    return plan, pin_files(plan)
+
+
+def _is_stored(source: PlanSource) -> bool:
+    return isinstance(source, str) and source.startswith(STORE_PREFIX) and "\n" not in source
+
+
+def _require_valid(plan: ExecutionPlan) -> ExecutionPlan:
+    """Return `plan`. Raises InvalidPlanError if its document, or that of a plan that it runs, has problems."""
+    if problems := plan.document_problems:
+        raise InvalidPlanError(problems)
     return plan
 
 
@@ -93,7 +119,7 @@ class UnpinnedStep:
     at: str  # the path of its `plan` in the innermost of these plans
 
 
-def pin_files(plan: "ExecutionPlan", *, read: PlanReader = documents.read_file) -> list[UnpinnedStep]:
+def pin_files(plan: ExecutionPlan, *, read: PlanReader = documents.read_file) -> list[UnpinnedStep]:
     """Load the plan files that steps of `plan` run, at any depth. Return the steps that run stored plans.
 
     Paths are relative to the file of the document, or to the working directory for a text without one. A copy under `pinned` is used only
@@ -160,7 +186,7 @@ async def pin_stored(unpinned: Sequence[UnpinnedStep], store: "PlanStore | None"
     return None
 
 
-async def _pinned_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
+async def _pinned_plan(source: str, store: "PlanStore") -> ExecutionPlan:
     """Return the plan with this name and version, or this digest. Raises StoreError for a name alone: its newest version may change."""
     name = source.removeprefix(STORE_PREFIX)
     if "@" in name:
@@ -176,11 +202,11 @@ async def _pinned_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     return plan
 
 
-def _add_sub_plan_problem(plan: "ExecutionPlan", at: str, message: str, hint: str) -> None:
+def _add_sub_plan_problem(plan: ExecutionPlan, at: str, message: str, hint: str) -> None:
     _add_problem(plan, Problem("bad-sub-plan", at=at, message=message, hint=hint))
 
 
-def _add_problem(plan: "ExecutionPlan", problem: Problem) -> None:
+def _add_problem(plan: ExecutionPlan, problem: Problem) -> None:
     """Add a problem to the document of `plan`, with its line and column."""
     file, line, column = documents.locate(plan, problem.at)
     found = replace(problem, file=file, line=line, column=column)

@@ -14,11 +14,11 @@ from pydantic import JsonValue
 from plan_adapter.gates.approval import Approver, os_user, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.gates.identity import identity_of_account
+from plan_adapter.loading import PlanSource, aplan_of, plan_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval, Resolution
 from plan_adapter.model.hooks import Hooks
 from plan_adapter.model.options import CallKind
-from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import call_name, one_line
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.runs import resolve as started_commands
@@ -31,7 +31,7 @@ from plan_adapter.runs.run_session import RunRequest, opened_store, require_appr
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
-from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.registry import Tools, as_registry
 from plan_adapter.twins import sync_twin
 from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
 
@@ -58,9 +58,9 @@ __all__ = [
 
 
 async def arun_plan(
-    plan: ExecutionPlan,
+    plan: PlanSource,
     *,
-    tools: ToolRegistry,
+    tools: Tools,
     inputs: Mapping[str, object] | None = None,
     approval: Approval | None = None,
     approver: Approver | None = None,
@@ -72,6 +72,9 @@ async def arun_plan(
 ) -> PlanRun:
     """Run `plan` and return the record of the run, however its steps ended.
 
+    `plan` is an ExecutionPlan, a path, the text of a document, or `store:NAME@VERSION` (see `load_plan`). `tools` is a registry, a list of
+    tools and functions, or a module.
+
     If Prefect's settings name an API URL, the run is a flow run on that server. Otherwise it is a flow run on a local server, which is
     started once. With `offline` the run does not use Prefect. If `store` is None, the settings name the store. `by` is who starts the run,
     and is not verified; the default is the operating system's user.
@@ -79,8 +82,10 @@ async def arun_plan(
     Raises InvalidPlanError; NotApprovedError before any step is run, also if `by` is not an operator of the plan; NoServerError; and
     StoreError.
     """
-    run_request = replace(_run_request(approval, approver, hooks, by), context=context or RunContext(), tools=tools)
-    return await execute_plan(bind_inputs(validate(plan, tools), inputs), run_request=run_request, store=store, offline=offline)
+    registry = as_registry(tools)
+    run_request = replace(_run_request(approval, approver, hooks, by), context=context or RunContext(), tools=registry)
+    bound = bind_inputs(validate(await aplan_of(plan, store=store), registry), inputs)
+    return await execute_plan(bound, run_request=run_request, store=store, offline=offline)
 
 
 run_plan = sync_twin(arun_plan)
@@ -89,7 +94,7 @@ run_plan = sync_twin(arun_plan)
 async def aresume_run(
     run_id: str,
     *,
-    tools: ToolRegistry,
+    tools: Tools,
     approval: Approval | None = None,
     approver: Approver | None = None,
     store: PlanStore | None = None,
@@ -112,9 +117,8 @@ async def aresume_run(
     Raises NotApprovedError, and changes nothing, if an approval is needed and there is nobody to ask, if the folder differs and `here` is
     false, or if `by` is not an operator of the plan. Raises RunConflictError if the run has completed, was rejected, or has a live owner.
     """
-    return await execute_resume(
-        run_id, tools=tools, run_request=_run_request(approval, approver, hooks, by), store=store, offline=offline, here=here
-    )
+    registry, run_request = as_registry(tools), _run_request(approval, approver, hooks, by)
+    return await execute_resume(run_id, tools=registry, run_request=run_request, store=store, offline=offline, here=here)
 
 
 resume_run = sync_twin(aresume_run)
@@ -125,7 +129,8 @@ async def acancel_run(
     *,
     reason: str = "cancelled",
     rollback: bool = False,
-    tools: ToolRegistry | None = None,
+    tools: Tools | None = None,
+    hooks: Hooks | None = None,
     store: PlanStore | None = None,
     offline: bool = False,
     by: str | None = None,
@@ -138,19 +143,19 @@ async def acancel_run(
 
     With `rollback`, completed steps are also rolled back: by the process that executes the run, or here, with `tools`, if there is none.
     This also works for a run that has ended as failed, partial or cancelled; it is rolled back in its flow run if it has one, unless
-    `offline`. Raises RunConflictError if the run has completed or the outcome of a step is unknown, and NotApprovedError if the tools have
-    changed.
+    `offline`. `hooks` follow a rollback that runs here. Raises RunConflictError if the run has completed or the outcome of a step is
+    unknown, and NotApprovedError if the tools have changed.
     """
-    settings = Settings()
+    settings, registry = Settings(), None if tools is None else as_registry(tools)
     async with opened_store(store, settings) as opened:
-        run, run_request = await opened.run(run_id), _run_request(None, None, None, by)
+        run, run_request = await opened.run(run_id), _run_request(None, None, hooks, by)
         if not rollback:
             plan = await opened.get(run.digest)
             policy = await opened.policy.effective(settings)
             await require_operator(plan, run, opened, policy, by=run_request.operator, operation="cancel")
             await opened.cancel(run.id, reason)
             return await opened.run(run.id)
-        return await rollback_run(run, reason=reason, tools=tools, run_request=run_request, store=opened, offline=offline)
+        return await rollback_run(run, reason=reason, tools=registry, run_request=run_request, store=opened, offline=offline)
 
 
 cancel_run = sync_twin(acancel_run)
@@ -202,7 +207,7 @@ resolve_step = sync_twin(aresolve_step)
 
 
 async def arevise_run(
-    run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str | None = None, note: str = "", store: PlanStore | None = None
+    run_id: str, plan: PlanSource, *, tools: Tools, by: str | None = None, note: str = "", store: PlanStore | None = None
 ) -> PlanRun:
     """Make `plan` the new version of a run's plan, and return the run, which waits for an approval again.
 
@@ -215,14 +220,14 @@ async def arevise_run(
     has completed, is executing or was rolled back, or if the new version changes or removes a step that has succeeded or may have been
     done.
     """
-    settings, by = Settings(), by or os_user()
+    settings, by, registry = Settings(), by or os_user(), as_registry(tools)
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)
         policy = await opened.policy.effective(settings)
         await require_operator(await opened.get(run.digest), run, opened, policy, by=by, operation="revise")
         if (await opened.ledger.history(run.id)).has_rollbacks:
             raise rolled_back_error(run)
-        bound = in_folder(bind_inputs(validate(plan, tools), run.inputs), run.folder)
+        bound = in_folder(bind_inputs(validate(await aplan_of(plan, store=opened), registry), run.inputs), run.folder)
         attended = any(gate.attended is not False for gate in await opened.gates.find(run_id=run.id))
         revised = await opened.revisions.revise(run.id, bound.validated, bound.approval_digest, by=by, note=note)
         if not attended and requires_approval(bound.validated.plan, await opened.policy.effective(settings)):
@@ -234,14 +239,14 @@ revise_run = sync_twin(arevise_run)
 
 
 async def draft_revision(
-    run_id: str, words: str, *, replanner: Replanner, tools: ToolRegistry, by: str | None = None, store: PlanStore | None = None
+    run_id: str, words: str, *, replanner: Replanner, tools: Tools, by: str | None = None, store: PlanStore | None = None
 ) -> "Draft":
     """Draft a new version of the remaining steps of a run, from its record and a person's `words`. The run itself is not changed.
 
     If the draft has a plan, pass it to `arevise_run`. Raises NotApprovedError if `by` is not an operator of the plan, RunConflictError if
     the run cannot take a new version or an outcome is unknown, InvalidPlanError if a tool of the plan is missing, and ModelError.
     """
-    settings, by = Settings(), by or os_user()
+    settings, by, registry = Settings(), by or os_user(), as_registry(tools)
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)
         plan = await opened.get(run.digest)
@@ -250,29 +255,29 @@ async def draft_revision(
         if history.has_rollbacks:
             raise rolled_back_error(run)
         await refuse_replanning(run, plan, history, opened)
-        return await replanner.draft(run, words, validated=validate(plan, tools), tools=tools, history=history, store=opened)
+        return await replanner.draft(run, words, validated=validate(plan, registry), tools=registry, history=history, store=opened)
 
 
 def compile_plan(
-    validated: ValidatedPlan,
+    plan: ValidatedPlan | PlanSource,
     *,
-    tools: ToolRegistry | None = None,
+    tools: Tools | None = None,
     approval: Approval | None = None,
     approver: Approver | None = None,
     store: PlanStore | None = None,
     hooks: Hooks | None = None,
     context: RunContext | None = None,
 ) -> "Flow[..., Any]":
-    """Return `validated` as an async Prefect flow whose parameters are the plan's inputs. Call it, serve it, deploy it or nest it.
+    """Return `plan` as an async Prefect flow whose parameters are the plan's inputs. Call it, serve it, deploy it or nest it.
 
-    Pass `tools` to call the tools of another registry than the one that the plan was validated with. The flow looks for an approval in the
-    store. If there is none, it pauses at a form before its first step; `approver`, if given, is asked as well. A re-run of a flow run
-    carries the steps that have receipts.
+    A plan that was not validated yet needs `tools`. For a ValidatedPlan, `tools` replace those that it was validated with.
+
+    The flow looks for an approval in the store. If there is none, it pauses at a form before its first step; `approver`, if given, is asked
+    as well. A re-run of a flow run carries the steps that have receipts.
     """
     from plan_adapter.engine.flow import build_flow  # imports Prefect
 
-    if tools is not None:
-        validated = validate(validated.plan, tools)
+    validated, registry = _validated(plan, tools, store), None if tools is None else as_registry(tools)
     file = validated.plan._file  # pyright: ignore[reportPrivateUsage]  # the path of the plan document, set by its loader
     run_request = partial(
         RunRequest,
@@ -280,11 +285,19 @@ def compile_plan(
         approver,
         hooks=hooks or Hooks(),
         context=context or RunContext(),
-        tools=tools,
+        tools=registry,
         asks_in_form=True,
         plan_file=None if file is None else Path(file),
     )
     return build_flow(validated, partial(execute_in_flow, validated, run_request, store))
+
+
+def _validated(plan: ValidatedPlan | PlanSource, tools: Tools | None, store: PlanStore | None) -> ValidatedPlan:
+    if isinstance(plan, ValidatedPlan):
+        return plan if tools is None else validate(plan.plan, as_registry(tools))
+    if tools is None:
+        raise TypeError("`tools` is missing: pass the tools of the plan, or a plan that `validate` returned")
+    return validate(plan_of(plan, store=store, twin="aload_plan"), as_registry(tools))
 
 
 def _run_request(approval: Approval | None, approver: Approver | None, hooks: Hooks | None, by: str | None) -> RunRequest:

@@ -6,7 +6,9 @@ from datetime import timedelta
 
 from plan_adapter.agent.model import Model
 from plan_adapter.agent.planner import Asker, Budget, Planner
-from plan_adapter.gates.approval import Approver, approve, reject
+from plan_adapter.checks import approve, find_problems, reject
+from plan_adapter.gates.approval import Approver
+from plan_adapter.loading import PlanSource, plan_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval
 from plan_adapter.model.drafts import Draft, PlanRequest
@@ -22,8 +24,7 @@ from plan_adapter.runs.replan import Replanner, revision_note
 from plan_adapter.runs.secret_lookup import model_redactor
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.formatting import format_plan
-from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.validation import find_problems
+from plan_adapter.tools.registry import Tools, as_registry
 
 
 @dataclass
@@ -36,7 +37,7 @@ class PlanSession:
     """
 
     model: Model
-    tools: ToolRegistry
+    tools: Tools
     store: PlanStore | None = None
     asker: Asker | None = None
     approver: Approver | None = None
@@ -48,6 +49,10 @@ class PlanSession:
     current_draft: Draft | None = field(default=None, init=False)
     run: PlanRun | None = field(default=None, init=False)
     _approval: Approval | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Raise TypeError or ToolDefinitionError for tools that are none."""
+        self.tools = as_registry(self.tools)
 
     async def draft(self, task: str | PlanRequest) -> ExecutionPlan:
         """Draft a valid plan for `task`, make it the current plan, and return it. Plans that were executed stay in the store.
@@ -64,10 +69,11 @@ class PlanSession:
         self.current_draft, self.current_plan = draft, draft.plan
         return draft.plan
 
-    def use(self, plan: ExecutionPlan) -> None:
-        """Make `plan`, from any source, the current plan."""
+    def use(self, plan: PlanSource) -> None:
+        """Make `plan`, from any source that `load_plan` takes, the current plan."""
+        loaded = plan_of(plan, store=self.store, twin="aload_plan")
         self.clear()
-        self.current_plan = plan
+        self.current_plan = loaded
 
     def approve(
         self, *, by: str | None = None, inputs: Mapping[str, object] | None = None, note: str = "", valid_for: timedelta | None = None
@@ -131,7 +137,7 @@ class PlanSession:
         given with the run's inputs, or asks for one. Raises DraftError, which leaves the run unchanged, and everything that `arevise_run`
         raises.
         """
-        run, replanner = self._require_run(), Replanner(self.model, self.tools.names(), asker=self.asker, budget=self.budget)
+        run, replanner = self._require_run(), Replanner(self.model, as_registry(self.tools).names(), asker=self.asker, budget=self.budget)
         draft = await draft_revision(run.id, words, replanner=replanner, tools=self.tools, by=by, store=self.store)
         if draft.plan is None:
             raise DraftError(draft.failure or "no valid new version from these words", draft)

@@ -22,15 +22,15 @@ from plan_adapter.model.status import Outcome, PlanStatus, RunReason
 from plan_adapter.runner import arun_plan
 from plan_adapter.runs.run_session import opened_store
 from plan_adapter.store.store import PlanStore
-from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.tools.tool import Tool, as_json
+from plan_adapter.tools.registry import ToolRegistry, Tools, as_registry
+from plan_adapter.tools.tool import Tool, ToolContext, as_json
 from plan_adapter.validation import validate
 
 ToolFunction: TypeAlias = Callable[..., Awaitable[JsonValue]]
 
 
 def as_functions(
-    tools: ToolRegistry,
+    tools: Tools,
     *,
     agent: str = "agent",
     approval: ApprovalPolicy | None = None,
@@ -53,10 +53,11 @@ def as_functions(
     not approved; and everything that `arun_plan` raises. If your code cancels a function that waits, its gate stays open: the call is made
     when a person approves it and resumes the run. `plan cancel RUN` withdraws it.
     """
+    registry = as_registry(tools)
     approver = approver if approver is not None or offline else PrefectApprover()
-    run = partial(arun_plan, tools=tools, approver=approver, store=store, hooks=hooks, context=context, offline=offline)
-    calls = _AgentCalls(agent, approval, [*permissions], run, approver is None, tools, store)
-    return [_build_function(tool, partial(_call_tool, tool, calls)) for tool in tools]
+    run = partial(arun_plan, tools=registry, approver=approver, store=store, hooks=hooks, context=context, offline=offline)
+    calls = _AgentCalls(agent, approval, [*permissions], run, approver is None, registry, store)
+    return [_build_function(tool, partial(_call_tool, tool, calls)) for tool in registry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class _AgentCalls:
 
 def _build_function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitable[JsonValue]]) -> ToolFunction:
     """Return a function with the name, documentation and signature of `tool`, without parameters that a step fills in."""
-    hints = typing.get_type_hints(tool.source, include_extras=True)
+    known = getattr(inspect.unwrap(tool.source), "__globals__", {})  # where ToolContext may be imported only for type checkers
+    hints = typing.get_type_hints(tool.source, globalns={ToolContext.__name__: ToolContext, **known}, include_extras=True)
     signature = inspect.signature(tool.source)
     offered = [
         parameter.replace(annotation=hints.get(name, parameter.annotation))

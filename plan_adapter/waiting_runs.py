@@ -9,11 +9,11 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from plan_adapter.gates.gate import request_of
+from plan_adapter.loading import PlanSource, aplan_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import GATE_ANSWERS, Answer, Decision, Gate, GateAnswer, Resolution
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.hooks import Hooks
-from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import acancel_run
@@ -23,15 +23,15 @@ from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.run_session import RunRequest, opened_store
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.store import PlanStore
-from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.registry import Tools, as_registry
 from plan_adapter.twins import sync_twin
 from plan_adapter.validation import bind_inputs, validate
 
 
 async def astart_run(
-    plan: ExecutionPlan,
+    plan: PlanSource,
     *,
-    tools: ToolRegistry,
+    tools: Tools,
     inputs: Mapping[str, object] | None = None,
     hooks: Hooks | None = None,
     context: RunContext | None = None,
@@ -47,8 +47,9 @@ async def astart_run(
 
     Raises InvalidPlanError; NotApprovedError if `by` is not an operator of the plan; NoServerError; and StoreError.
     """
-    request = replace(_detached(hooks, by, offline=offline), context=context or RunContext(), tools=tools)
-    bound = bind_inputs(validate(plan, tools), inputs)
+    registry = as_registry(tools)
+    request = replace(_detached(hooks, by, offline=offline), context=context or RunContext(), tools=registry)
+    bound = bind_inputs(validate(await aplan_of(plan, store=store), registry), inputs)
     return await execute_plan(bound, run_request=request, store=store, offline=offline, record_pending=True)
 
 
@@ -58,7 +59,7 @@ start_run = sync_twin(astart_run)
 async def acontinue_run(
     run_id: str,
     *,
-    tools: ToolRegistry,
+    tools: Tools,
     hooks: Hooks | None = None,
     store: PlanStore | None = None,
     offline: bool = False,
@@ -69,8 +70,8 @@ async def acontinue_run(
     Completed steps are kept, and answers are used once. `by` is who resumes the run, and is not verified. Raises NotApprovedError if `by`
     is not an operator of the plan; RunConflictError if the run has completed, was rejected, or is executed by a process.
     """
-    request = _detached(hooks, by, offline=offline)
-    return await execute_resume(run_id, tools=tools, run_request=request, store=store, offline=offline, record_pending=True)
+    registry, request = as_registry(tools), _detached(hooks, by, offline=offline)
+    return await execute_resume(run_id, tools=registry, run_request=request, store=store, offline=offline, record_pending=True)
 
 
 continue_run = sync_twin(acontinue_run)
@@ -178,14 +179,15 @@ answer_gate = sync_twin(aanswer_gate)
 async def arollback_run(
     run_id: str,
     *,
-    tools: ToolRegistry,
+    tools: Tools,
     reason: str = "rolled back",
+    hooks: Hooks | None = None,
     store: PlanStore | None = None,
     offline: bool = False,
     by: str | None = None,
 ) -> PlanRun:
     """Roll back the completed steps of a run that is executing or did not complete, and return it. Raises the same as `acancel_run`."""
-    return await acancel_run(run_id, reason=reason, rollback=True, tools=tools, store=store, offline=offline, by=by)
+    return await acancel_run(run_id, reason=reason, rollback=True, tools=tools, hooks=hooks, store=store, offline=offline, by=by)
 
 
 rollback_run = sync_twin(arollback_run)

@@ -23,7 +23,7 @@ from plan_adapter.model.errors import DraftError, ModelError
 from plan_adapter.model.plan import ExecutionPlan, new_id
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import without_passwords
-from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.registry import ToolRegistry, Tools, as_registry
 from plan_adapter.twins import run_sync
 
 Asker: TypeAlias = Callable[[str], Awaitable[str | None]]
@@ -85,7 +85,7 @@ class Planner:
     def __init__(
         self,
         model: Model,
-        tools: ToolRegistry,
+        tools: Tools,
         *,
         asker: Asker | None = None,
         budget: Budget | None = None,
@@ -99,7 +99,7 @@ class Planner:
         Everything `redactor` knows is redacted from prompts. None means every secret of the environment and the secrets folder. `ask_model`
         calls the model, for example as a Prefect task. `on_call` receives each call after its answer was checked.
         """
-        self._tools = tools
+        self._tools = as_registry(tools)
         self._options = _DraftingOptions(model, asker, budget or Budget(), keep, redactor, ask_model or _ask_model, on_call)
 
     def draft(self, request: PlanRequest) -> ExecutionPlan:

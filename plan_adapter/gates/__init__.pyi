@@ -1,7 +1,7 @@
 """Public names for approving: what a gate asks, who answers it, and what was answered."""
 
+from plan_adapter.checks import reject as reject
 from plan_adapter.gates.approval import answer_to as answer_to
-from plan_adapter.gates.approval import reject as reject
 from plan_adapter.gates.approvers import CallbackApprover as CallbackApprover
 from plan_adapter.gates.approvers import PolicyApprover as PolicyApprover
 from plan_adapter.gates.approvers import PrefectApprover as PrefectApprover

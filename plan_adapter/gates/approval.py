@@ -1,13 +1,12 @@
-"""Approvals: `approve`, `reject`, the `Approver` protocol, gate policies, and `ApprovedPlan`, the only executable form of a plan."""
+"""Approvals: `answer_to`, the `Approver` protocol, gate policies, and `ApprovedPlan`, the only executable form of a plan."""
 
 import asyncio
 import hashlib
 import json
 import os
 import pwd
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
@@ -20,8 +19,7 @@ from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import AUTHOR
-from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
+from plan_adapter.validation import BoundPlan, ValidatedPlan
 from plan_adapter.validation.inputs import read_values
 
 if TYPE_CHECKING:
@@ -95,36 +93,6 @@ class ApprovedPlan:
 
     bound: BoundPlan
     approval: Approval
-
-
-def approve(
-    plan: ExecutionPlan,
-    *,
-    tools: ToolRegistry,
-    by: str | None = None,
-    inputs: Mapping[str, object] | None = None,
-    note: str = "",
-    valid_for: timedelta | None = None,
-) -> Approval:
-    """Return an approval of `plan` as it is now, with these inputs and tool definitions. Pass it to `run_plan`.
-
-    `by` is the person who approves, by default the account of this process. Only one run can use the approval. `valid_for` limits it in
-    time. Raises InvalidPlanError.
-    """
-    return _answer_plan("approve", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
-
-
-def reject(
-    plan: ExecutionPlan,
-    *,
-    tools: ToolRegistry,
-    by: str | None = None,
-    inputs: Mapping[str, object] | None = None,
-    note: str = "",
-    valid_for: timedelta | None = None,
-) -> Approval:
-    """Return a rejection of `plan`. A run that receives it is recorded as cancelled, with the reason rejected."""
-    return _answer_plan("reject", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
 
 
 def answer_to(
@@ -418,21 +386,3 @@ def requires_approval(plan: ExecutionPlan, policy: EffectivePolicy) -> bool:
     """Return whether somebody must be asked. The policy can override a plan that requires no approval."""
     options = plan.options
     return not policy.allow_unapproved or (options.require_approval and not options.auto_approve)
-
-
-def _answer_plan(
-    decision: Decision,
-    plan: ExecutionPlan,
-    *,
-    tools: ToolRegistry,
-    by: str | None,
-    inputs: Mapping[str, object] | None,
-    note: str,
-    valid_for: timedelta | None,
-) -> Approval:
-    if valid_for is not None and not isinstance(valid_for, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may not check
-        raise TypeError(f"valid_for is {valid_for!r}: give a timedelta, as in timedelta(minutes=30)")
-    bound = bind_inputs(validate(plan, tools), inputs)
-    request = ApprovalRequest(bound.approval_digest, plan.name, plan.description, text="")
-    answer = answer_to(request, decision=decision, by=by or os_user(), known_by="unverified", note=note)
-    return answer if valid_for is None else replace(answer, expires_at=answer.at + valid_for)

@@ -1,4 +1,4 @@
-"""`import_object`: import the object that an import string `package.module:name` names."""
+"""`import_object`: import the object that an import string `package.module:name` names. `import_module_of_tools`: import a module."""
 
 import importlib
 import pkgutil
@@ -19,8 +19,6 @@ def import_object(import_string: str) -> object:
     module_name, colon, path = import_string.strip().partition(":")
     if not colon or not module_name or not path:
         raise ToolDefinitionError(f"`{import_string}` is not an import string: write `package.module:name`")
-    if not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.append(str(Path.cwd()))
     module = _import_module(module_name, import_string)
     found: object = module
     for name in path.split("."):
@@ -30,6 +28,13 @@ def import_object(import_string: str) -> object:
             raise ToolDefinitionError(f"`{import_string}`: `{module_name}` has no `{name}`" + (f"; {hint}" if hint else ""))
         found = getattr(found, name)
     return found
+
+
+def import_module_of_tools(name: str) -> ModuleType:
+    """Return the module `package.module`. Raises ToolDefinitionError; the current folder is searched last."""
+    if not all(part.isidentifier() for part in name.strip().split(".")):
+        raise ToolDefinitionError(f"`{name}` is not an import string: write `package.module:name`, or `package.module` for a module")
+    return _import_module(name.strip(), name)
 
 
 def _shadowed_file_hint(module: ModuleType) -> str:
@@ -46,6 +51,8 @@ def _may_hold_tools(value: object) -> bool:
 
 
 def _import_module(module_name: str, import_string: str) -> ModuleType:
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -1,14 +1,15 @@
 """`ToolRegistry`: tools by name, loaded from objects, import strings, entry points and the built-in ones."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib import metadata
-from typing import Any, cast
+from types import ModuleType
+from typing import Any, TypeAlias, cast
 
 from pydantic import JsonValue
 
 from plan_adapter.model.errors import ToolDefinitionError
 from plan_adapter.model.problems import did_you_mean
-from plan_adapter.tools.imports import import_object
+from plan_adapter.tools.imports import import_module_of_tools, import_object
 from plan_adapter.tools.tool import Tool, as_tool
 
 ENTRY_POINT_GROUP = "plan_adapter.tools"
@@ -17,8 +18,9 @@ ENTRY_POINT_GROUP = "plan_adapter.tools"
 class ToolRegistry:
     """The tools that a plan may name.
 
-    Accepts tools, typed functions, Prefect tasks and flows, other registries, lists of these, and import strings (`package.module:name`) of
-    any of them. Raises ToolDefinitionError for anything else, and for two tools of the same name.
+    Accepts tools, typed functions, Prefect tasks and flows, other registries, lists of these, modules, and import strings of any of them
+    (`package.module:name`, or `package.module` for a module). Of a module it takes the tools and registries among its public names. Raises
+    ToolDefinitionError for anything else, and for two tools of the same name.
     """
 
     def __init__(self, items: Iterable[object] = ()) -> None:
@@ -53,7 +55,7 @@ class ToolRegistry:
         return chosen if own_names.intersection(names) else cls([own_tools, chosen])
 
     def add(self, item: object) -> None:
-        """Add a tool, or all tools of a registry or list. Adding the same tool twice has no effect."""
+        """Add a tool, or all tools of a registry, list or module. Adding the same tool twice has no effect."""
         for tool in _tools_of(item):
             known = self._tools.setdefault(tool.name, tool)
             if known is not tool and known.source is tool.source and _parts(known) != _parts(tool):
@@ -110,6 +112,27 @@ class ToolRegistry:
         return f"<ToolRegistry {', '.join(self.names())}>"
 
 
+Tools: TypeAlias = ToolRegistry | ModuleType | Iterable[object]
+"""What functions take as `tools`: a registry, a module with tools, or an iterable of what `ToolRegistry` accepts."""
+
+
+def as_registry(tools: Tools) -> ToolRegistry:
+    """Return `tools` as a registry. Raises TypeError for what holds no tools, and ToolDefinitionError for what cannot be a tool."""
+    if isinstance(tools, ToolRegistry):
+        return tools
+    if isinstance(tools, ModuleType):
+        return ToolRegistry([tools])
+    if isinstance(tools, str):
+        raise TypeError(f"`tools` is the text {tools!r:.100}: pass a list, `tools=[{tools!r:.100}]`, to import what it names")
+    if callable(tools):
+        name = getattr(tools, "name", None) or getattr(tools, "__name__", "…")
+        raise TypeError(f"`tools` is one tool: pass a list, `tools=[{name}]`")
+    if isinstance(tools, Mapping) or not isinstance(tools, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # not checked by all
+        what = "a mapping" if isinstance(tools, Mapping) else f"{tools!r:.100}"  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"`tools` is {what}: pass a ToolRegistry, a list of tools or functions, or a module")
+    return ToolRegistry(tools)
+
+
 def import_tool(import_string: str) -> Tool[..., Any]:
     """Return the single tool that `package.module:name` names. Raises ToolDefinitionError if there are none or several."""
     tools = _tools_of(import_string)
@@ -120,14 +143,29 @@ def import_tool(import_string: str) -> Tool[..., Any]:
 
 def _tools_of(item: object) -> list[Tool[..., Any]]:
     if isinstance(item, str):
-        item = import_object(item)
+        item = import_object(item) if ":" in item else import_module_of_tools(item)
         if isinstance(item, str):
             raise ToolDefinitionError(f"an import string names the text {item!r}, not a tool")
+    if isinstance(item, ModuleType):
+        return _tools_of_module(item)
     if isinstance(item, ToolRegistry):
         return list(item)
     if isinstance(item, list | tuple):
         return [tool for part in cast("list[object]", item) for tool in _tools_of(part)]
     return [as_tool(item)]
+
+
+def _tools_of_module(module: ModuleType) -> list[Tool[..., Any]]:
+    """Return the tools and the tools of the registries among the public names of `module`. Plain functions in it may be helpers."""
+    names: Iterable[str] = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    values: list[object] = [getattr(module, name, None) for name in names]
+    found = [tool for value in values if isinstance(value, Tool | ToolRegistry) for tool in _tools_of(cast("object", value))]
+    if not found:
+        raise ToolDefinitionError(
+            f"the module `{module.__name__}` has no tools: decorate its functions with `@tool`, or name them, as in "
+            f"`{module.__name__}:name`"
+        )
+    return found
 
 
 def _parts(tool: Tool[..., Any]) -> tuple[object, ...]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStore, Step, ToolRegistry, tool
+from plan_adapter import ExecutionPlan, PlanStore, Step, ToolRegistry, approve, tool
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates import CallbackApprover
-from plan_adapter.gates.approval import answer_to, approve, os_user
+from plan_adapter.gates.approval import answer_to, os_user
 from plan_adapter.gates.identity import Identity, identity_of_account, identity_of_name, recorded_identity
 from plan_adapter.gates.policy import Policy
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest

@@ -10,7 +10,8 @@ import pytest
 from prefect import Flow, get_client, tags
 from prefect.client.schemas.objects import TaskRun
 
-from plan_adapter.gates.approval import answer_to, approve
+from plan_adapter.checks import approve
+from plan_adapter.gates.approval import answer_to
 from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.options import Input
 from plan_adapter.model.plan import ExecutionPlan

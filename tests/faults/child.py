@@ -18,7 +18,7 @@ from typing import Any, Literal
 import asyncpg  # noqa: F401  # loaded once by the fork server, not by each process
 from pydantic import JsonValue
 
-from plan_adapter.gates.approval import approve
+from plan_adapter import approve
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.local import crash_points
 from plan_adapter.local.crash_points import CrashPoint

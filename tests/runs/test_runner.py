@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, compile_plan, run_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, approve, compile_plan, run_plan, tool
 from plan_adapter.errors import InvalidPlanError, NoServerError, NotApprovedError, RunConflictError, StoreError
-from plan_adapter.gates.approval import answer_to, approve
+from plan_adapter.gates.approval import answer_to
 from plan_adapter.model.approvals import Approval, ApprovalRequest
 from plan_adapter.model.status import RunReason
 from plan_adapter.plans import Input, validate

@@ -1,13 +1,14 @@
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from plan_adapter.model.errors import ToolDefinitionError
 from plan_adapter.tools.imports import import_object
-from plan_adapter.tools.registry import ToolRegistry, import_tool
+from plan_adapter.tools.registry import ToolRegistry, as_registry, import_tool
 from plan_adapter.tools.tool import ToolContext, as_tool, tool
 from tests.tools import offered
 
@@ -77,7 +78,9 @@ def test_every_built_in_tool_and_parameter_has_a_description() -> None:
 @pytest.mark.parametrize(
     ("import_string", "message"),
     [
-        ("tests.tools.offered", "is not an import string: write `package.module:name`"),
+        ("tests.tools/offered", "is not an import string: write `package.module:name`, or `package.module` for a module"),
+        ("tests.tools.ofered", "there is no module `tests.tools.ofered`; did you mean `tests.tools.offered`?"),
+        ("tests.tools", "the module `tests.tools` has no tools: decorate its functions with `@tool`"),
         (":shout", "is not an import string"),
         ("tests.tools.offered:", "is not an import string"),
         ("tests.tools.ofered:shout", "there is no module `tests.tools.ofered`; did you mean `tests.tools.offered`?"),
@@ -198,3 +201,36 @@ def test_importing_the_registry_loads_no_heavy_library() -> None:
     heavy = "httpx", "sqlalchemy", "prefect", "griffe"
     code = f"import sys, plan_adapter.tools.registry as r; r.ToolRegistry.with_builtins(); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_module_stands_for_the_tools_and_registries_among_its_public_names() -> None:
+    assert ToolRegistry([offered]).names() == ToolRegistry(["tests.tools.offered"]).names() == ["shout", "whisper"]
+    assert as_registry(offered).names() == as_registry([offered.plain, offered]).names()[1:] == ["shout", "whisper"]
+
+
+def test_a_module_with_all_offers_only_those_names() -> None:
+    module = ModuleType("acme_tools")
+    vars(module).update(shout=offered.shout, whisper=offered.whisper, __all__=["whisper"])
+    assert as_registry(module).names() == ["whisper"]
+
+
+def test_a_registry_is_used_as_it_is_and_an_iterable_once() -> None:
+    known = ToolRegistry([offered.shout])
+    assert as_registry(known) is known
+    assert as_registry(function for function in (offered.plain, offered.shout)).names() == ["plain", "shout"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "`tools` is None: pass a ToolRegistry, a list of tools or functions, or a module"),
+        (3, "`tools` is 3: pass"),
+        ({"shout": offered.shout}, "`tools` is a mapping: pass a ToolRegistry"),
+        (offered.shout, r"`tools` is one tool: pass a list, `tools=\[shout\]`"),
+        (offered.plain, r"`tools` is one tool: pass a list, `tools=\[plain\]`"),
+        ("tests.tools.offered", r"`tools` is the text 'tests.tools.offered': pass a list, `tools=\['tests.tools.offered'\]`, to import"),
+    ],
+)
+def test_what_holds_no_tools_is_refused_with_what_to_pass(given: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        as_registry(given)

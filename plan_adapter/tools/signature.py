@@ -3,17 +3,19 @@
 import inspect
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Required, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
+from typing_extensions import TypedDict
 
 from plan_adapter.model.errors import ToolDefinitionError
 from plan_adapter.model.problems import did_you_mean
@@ -217,7 +219,40 @@ def _evaluate(fn: Callable[..., object], name: str, annotation: object, context_
     # Include ToolContext, which may be imported only for type checkers.
     names = {context_type.__name__: context_type, **getattr(inner, "__globals__", {})}
     holder = types.SimpleNamespace(__annotations__={name: annotation})
-    return typing.get_type_hints(holder, globalns=names, include_extras=True)[name]
+    evaluated = typing.get_type_hints(holder, globalns=names, include_extras=True)[name]
+    return evaluated if sys.version_info >= (3, 12) else _readable_by_pydantic(evaluated)
+
+
+def _readable_by_pydantic(annotation: Any, around: tuple[object, ...] = ()) -> Any:
+    """Return `annotation` with the TypedDict of `typing_extensions` for that of `typing`, which pydantic refuses on Python 3.11.
+
+    A TypedDict inside itself becomes a mapping of anything. `around` are the classes around `annotation`.
+    """
+    if annotation in around:
+        return dict[str, Any]
+    if typing.is_typeddict(annotation) and type(annotation).__module__ == "typing":
+        return _convert_typed_dict(annotation, (*around, annotation))
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return Annotated[(_readable_by_pydantic(parts[0], around), *parts[1:])]  # pyright: ignore[reportInvalidTypeForm]
+    if origin is None or origin is Literal:
+        return annotation
+    converted = tuple[Any, ...](_readable_by_pydantic(part, around) for part in parts)
+    if all(new is old for new, old in zip(converted, parts, strict=True)):
+        return annotation
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[converted]  # noqa: UP007  # of as many as there are
+    return types.GenericAlias(origin, converted)
+
+
+def _convert_typed_dict(cls: Any, around: tuple[object, ...]) -> Any:
+    optional: frozenset[str] = cls.__optional_keys__
+    fields = {
+        name: NotRequired[hint] if name in optional else Required[hint]
+        for name, annotation in typing.get_type_hints(cls, include_extras=False).items()
+        for hint in (_readable_by_pydantic(annotation, around),)
+    }
+    return TypedDict(cls.__name__, fields)  # pyright: ignore[reportArgumentType]
 
 
 def _is_or_contains(annotation: Any, wanted: type) -> bool:

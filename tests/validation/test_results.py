@@ -1,5 +1,7 @@
 """Tests of references to results: what is known of them from tools, questions, goals, groups and sub-plans is checked before a run."""
 
+import json
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -501,3 +503,32 @@ def test_the_warning_quotes_the_text_as_it_is_written() -> None:
     checked = plan(step("a", "node", parameters={"name": "{{inputs.host}}"}), inputs={"host": Input()})
     (problem,) = [problem for problem in lint(checked, TOOLS) if problem.code == "near-expression"]
     assert problem.message == "`{{inputs.host}}` is plain text here, not a value"
+
+
+class Place(typing.TypedDict):
+    address: str
+    parent: "Place | None"
+    ports: typing.NotRequired[list[int]]
+
+
+@pytest.mark.parametrize("returned", [Place, list[Place], dict[str, Place] | None])
+def test_the_fields_of_a_typed_dict_of_typing_are_known_on_every_python(returned: Any) -> None:
+    def look_up(place: Place) -> Any:
+        """Look up a place."""
+
+    look_up.__annotations__["return"] = returned
+    known = tool(effect="read")(look_up)
+    assert '"address": {"type": "string"}' in json.dumps(known.result_schema)
+    assert known.check({"place": {"address": "x"}}, lambda _: False) == [("place.parent", "`place.parent` is missing", "")]
+
+
+def test_a_field_that_a_typed_dict_of_typing_lacks_is_found() -> None:
+    @tool(effect="read")
+    def look_up(host: str) -> Place:
+        """Look up a place."""
+        raise NotImplementedError
+
+    plan = ExecutionPlan(description="Look up")
+    first = plan.add_step(look_up, host="web-1")
+    plan.add_step(look_up, host=first.result["adress"])
+    assert "`steps.step_1.result` has no field `adress`" in str(lint(plan, ToolRegistry([look_up]))[0])

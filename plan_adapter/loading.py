@@ -1,5 +1,6 @@
 """Load plans from a file, a text or the store (`store:NAME`, `store:NAME@VERSION`), together with the plans that their steps run."""
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -90,6 +91,8 @@ def _read(source: PlanSource) -> "tuple[ExecutionPlan, list[UnpinnedStep]]":
     if isinstance(source, ExecutionPlan):
         return source, []
     if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may not check
+        if inspect.isawaitable(source):
+            raise TypeError(f"`plan` is a {type(source).__name__} that was not awaited: await it, and pass its result")
         raise TypeError(f"`plan` is {source!r:.100}: pass an ExecutionPlan, the path or the text of a document, or `store:NAME`")
     plan, problems = documents.read_source(source)
     if plan is None:

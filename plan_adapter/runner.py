@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import JsonValue
 
@@ -19,6 +19,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval, Resolution
 from plan_adapter.model.hooks import Hooks
 from plan_adapter.model.options import CallKind
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import call_name, one_line
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.runs import resolve as started_commands
@@ -188,6 +189,8 @@ async def aresolve_step(
     outcome, if a process executes the run and is not asking about this outcome, and for `again` while a command of the call still runs on
     this host.
     """
+    if resolution not in (known := get_args(Resolution)):
+        raise ValueError(f"there is no resolution `{resolution}`; {did_you_mean(str(resolution), known)}")
     settings, by = Settings(), by or os_user()
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)

@@ -14,6 +14,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import GATE_ANSWERS, Answer, Decision, Gate, GateAnswer, Resolution
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.hooks import Hooks
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.runner import acancel_run
@@ -95,6 +96,8 @@ async def alist_runs(
     store: PlanStore | None = None,
 ) -> list[PlanRun]:
     """Return the newest runs that match every filter, without the results of their steps. `name` is that of a plan."""
+    if status is not None:
+        status = _status_of(status)
     async with opened_store(store, Settings()) as opened:
         return await opened.runs(limit, names=None if name is None else [name], status=status, context=context)
 
@@ -187,7 +190,8 @@ async def arollback_run(
     by: str | None = None,
 ) -> PlanRun:
     """Roll back the completed steps of a run that is executing or did not complete, and return it. Raises the same as `acancel_run`."""
-    return await acancel_run(run_id, reason=reason, rollback=True, tools=tools, hooks=hooks, store=store, offline=offline, by=by)
+    registry = as_registry(tools)
+    return await acancel_run(run_id, reason=reason, rollback=True, tools=registry, hooks=hooks, store=store, offline=offline, by=by)
 
 
 rollback_run = sync_twin(arollback_run)
@@ -199,8 +203,17 @@ def _detached(hooks: Hooks | None, by: str | None, *, offline: bool) -> RunReque
     return request if by is None else replace(request, requested_by=by)
 
 
+def _status_of(status: str) -> PlanStatus:
+    """Return the status that `status` is or names. Raises ValueError with the nearest one."""
+    try:
+        return PlanStatus(status)
+    except ValueError:
+        raise ValueError(f"no run has the status `{status}`; {did_you_mean(str(status), [*PlanStatus])}") from None
+
+
 def _decision_of(gate: Gate, decision: GateAnswer) -> Decision | Resolution:
     """Return `decision` as it is recorded. Raises NotApprovedError if this kind of gate does not take it."""
     if decision not in (known := GATE_ANSWERS[gate.kind]):
-        raise NotApprovedError(f"this gate takes {', '.join(f'`{one}`' for one in known)}, not `{decision}`")
+        takes, near = ", ".join(f"`{one}`" for one in known), did_you_mean(str(decision), known)
+        raise NotApprovedError(f"this gate takes {takes}, not `{decision}`{f'; {near}' if near.startswith('did') else ''}")
     return "approve" if decision == "answer" else decision

@@ -36,7 +36,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "loading",
         "checks runner",
         "waiting_runs",
-        "runbooks testing importers session tool_functions",
+        "runbooks testing importers session tool_functions plan_defaults",
         "cli blocks pytest_plugin plans errors",
         "flows deployed",
     )

@@ -79,6 +79,12 @@ class Hooks:
     on_gate_open: GateHook | None = None
     on_gate_answered: GateHook | None = None
 
+    def __post_init__(self) -> None:
+        """Raise TypeError for a hook that cannot be called."""
+        for known in fields(self):
+            if (hook := getattr(self, known.name)) is not None and not callable(hook):
+                raise TypeError(f"`{known.name}` is {hook!r:.100}: pass a function")
+
 
 def notify(listener: Listener | None, event: Event) -> None:
     """Pass a copy of `event` to the listener. An exception is logged and changes nothing."""

@@ -762,12 +762,11 @@ class ExecutionPlan(PlanPart):
         return steps[index] if 0 <= index < len(steps) else None
 
     def step(self, step_id: str) -> Step:
-        """Return the step with the id `step_id`. Raise KeyError, which lists the existing steps, if there is none."""
+        """Return the step with the id `step_id`. Raises KeyError with the nearest id if there is none."""
         for step in self.all_steps:
             if step.id == step_id:
                 return step
-        known = ", ".join(step.id for step in self.all_steps[:20])
-        raise KeyError(f"no step is called {step_id!r}; steps: {known}")
+        raise KeyError(f"no step is called `{step_id}`; {did_you_mean(str(step_id), [step.id for step in self.all_steps])}")
 
 
 def _in_all(lists: Iterable[Sequence[str]]) -> list[str]:

@@ -17,6 +17,7 @@ from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.options import CallKind, Effect
 from plan_adapter.model.plan import ASK, GOAL
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import call_name, duration
 from plan_adapter.model.status import Outcome, PlanStatus, RunOutcome, RunReason, StepStatus
 
@@ -436,12 +437,11 @@ class PlanRun:
         self.status, self.reason, self.message, self.completed_at = newer.status, newer.reason, newer.message, newer.completed_at
 
     def step(self, step_id: str) -> StepRun:
-        """Return the step run with the id `step_id`. Raise KeyError, which lists the existing steps, if there is none."""
+        """Return the step run with the id `step_id`. Raises KeyError with the nearest id if there is none."""
         for step in self.steps:
             if step.id == step_id:
                 return step
-        known = ", ".join(step.id for step in self.steps[:20])
-        raise KeyError(f"no step is called {step_id!r}; steps: {known}")
+        raise KeyError(f"no step is called `{step_id}`; {did_you_mean(str(step_id), [step.id for step in self.steps])}")
 
     def summary(self) -> PlanSummary:
         """Return the number of steps by status, with a group counted by item, and the progress. An empty run has progress 0."""

@@ -1,6 +1,7 @@
-"""Public names for running plans: async twins, hooks, and what changes a run."""
+"""Public names for running plans: `Plans`, async twins, hooks, and what changes a run."""
 
 from plan_adapter.model.hooks import Hooks as Hooks
+from plan_adapter.plan_defaults import Plans as Plans
 from plan_adapter.runner import acancel_run as acancel_run
 from plan_adapter.runner import aresolve_step as aresolve_step
 from plan_adapter.runner import aresume_run as aresume_run

@@ -83,7 +83,10 @@ class RunRequest:
     server: Server | None = None  # one that has just responded; None: the server in the settings
 
     def __post_init__(self) -> None:
-        """Raise TypeError for an approver that cannot be asked."""
+        """Raise TypeError for an approver that cannot be asked, and for an approval, hooks or a context of another type."""
+        _require_type("approval", self.approval, Approval, hint="pass what `approve(plan, tools=…)` returns")
+        _require_type("hooks", self.hooks, Hooks, hint="pass `Hooks(on_step_complete=…)`")
+        _require_type("context", self.context, RunContext, hint="pass `RunContext(agent_id=…)`")
         if self.approver is not None and not hasattr(self.approver, "ask"):
             name = getattr(self.approver, "__name__", repr(self.approver))
             hint = f"pass `CallbackApprover({name})`" if callable(self.approver) else "pass an object with a method `ask`"
@@ -98,6 +101,11 @@ class RunRequest:
     def operator(self) -> str:
         """The name checked against the operators when this caller runs, resumes, revises, cancels or rolls back."""
         return self.deployment or self.requested_by
+
+
+def _require_type(name: str, value: object, wanted: type, *, hint: str) -> None:
+    if value is not None and not isinstance(value, wanted):
+        raise TypeError(f"`{name}` is {value!r:.100}: {hint}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,8 @@ async def server_of(run_request: RunRequest) -> Server:
 
 @asynccontextmanager
 async def opened_store(store: PlanStore | None, settings: Settings) -> AsyncGenerator[PlanStore]:
-    """Yield `store`, or the store in the settings, which is closed afterwards."""
+    """Yield `store`, or the store in the settings, which is closed afterwards. Raises TypeError for anything but a store."""
+    _require_type("store", store, PlanStore, hint='pass a PlanStore, as in `PlanStore("sqlite:///plans.db")`')
     if store is not None:
         yield store
         return

@@ -80,6 +80,8 @@ def row_of(connection: Connection, tenant: str | None, name: str, *columns: Colu
     The id can also be that of the run's flow run in Prefect, or of the flow run of one of its gates. `columns` limits the result to these
     columns, which must include `id`. Raises RunNotFoundError. All that takes a run finds it here.
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may not check
+        raise TypeError(f"a run is named by its id, not by {name!r:.100}: pass `run.id`")
     wanted = select(*(columns or runs.c))
     if name == LAST:
         newest = wanted.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(1)

@@ -35,9 +35,9 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "runs",
         "loading",
         "checks runner",
-        "waiting_runs",
+        "waiting_runs tool_calls",
         "runbooks testing importers session tool_functions plan_defaults",
-        "cli blocks pytest_plugin plans errors",
+        "cli blocks pytest_plugin plans errors integrations",
         "flows deployed",
     )
 )
@@ -72,6 +72,10 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "distributed": ("engine.dask", "engine.dask_process"),
     "mcp": ("cli.mcp.server",),
     "pytest": ("pytest_plugin",),
+    "pydantic_ai": ("integrations.pydantic_ai",),
+    "langgraph": ("integrations.langgraph",),
+    "langchain_core": ("integrations.langgraph",),
+    "agents": ("integrations.openai_agents",),
     "cronsim": ("model.run_window",),
 }
 
@@ -91,7 +95,12 @@ NOT_IMPORTED = {
     "aiosqlite",  # SQLAlchemy's drivers, named in the store's URLs
     "asyncpg",
 }
-IMPORT_NAMES = {"pyyaml": "yaml", "opentelemetry_api": "opentelemetry"}
+IMPORT_NAMES = {
+    "pyyaml": "yaml",
+    "opentelemetry_api": "opentelemetry",
+    "pydantic_ai_slim": "pydantic_ai",
+    "openai_agents": "agents",
+}
 PINNED_BY = {"pydantic_core": "pydantic"}  # which requires exactly one version
 
 

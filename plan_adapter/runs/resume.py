@@ -122,6 +122,15 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
         )
 
 
+async def owner_text(run_id: str, store: PlanStore) -> str | None:
+    """Return a phrase that says which process owns the run or waits at its gate; None if there is none."""
+    if (owner := await store.ledger.owner(run_id)) is not None:
+        return f"run {run_id} is owned by {owner}"
+    if (gate := next((gate for gate in await store.gates.find(run_id=run_id) if gate.attended), None)) is not None:
+        return f"a process on this host waits for an answer about run {run_id}: `{answer_command(gate)}`"
+    return None
+
+
 async def can_ask_again(run: PlanRun, store: PlanStore) -> bool:
     """Return whether an expired run can be resumed: nobody answered at the gate of a step, so the steps before it are kept."""
     steps = await _expired_steps(run, store)

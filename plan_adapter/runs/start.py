@@ -151,7 +151,7 @@ async def create_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest
     """Create a run of `bound`, record it as pending approval, and return it."""
     plan, context, now = bound.validated.plan, run_request.context, await store.now()
     run = PlanRun(
-        id=new_id(),
+        id=run_request.run_id or new_id(),
         plan_id=plan.id,
         name=plan.name,
         description=plan.description,

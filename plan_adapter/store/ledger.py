@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import JsonValue
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.model.approvals import Approval
@@ -18,7 +18,7 @@ from plan_adapter.model.record import PlanRun, RunContext, StartedCommand
 from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.store import approvals, concurrency, gates, leases, operator_requests, outcomes, plans, steps
 from plan_adapter.store.concurrency import RunBefore
-from plan_adapter.store.database.columns import clock_of, database_now, now_of
+from plan_adapter.store.database.columns import clock_of, database_now, insert_into, now_of
 from plan_adapter.store.database.database import Database, StorePart, reads, signal, writes
 from plan_adapter.store.database.patience import PatientDatabase
 from plan_adapter.store.database.rows import context_columns, dump_json, folder_column, load_json, rollback_column
@@ -61,7 +61,8 @@ class RunLedger(StorePart):
     async def create(self, run: PlanRun, validated: "ValidatedPlan") -> None:
         """Record a new run with its plan and tool definitions. If the store has a tenant, the run gets that tenant.
 
-        Raises InvalidPlanError, with every place, if its plan, inputs or context contain the value of a secret.
+        Raises InvalidPlanError, with every place, if its plan, inputs or context contain the value of a secret, and RunConflictError if
+        there is a run with this id.
         """
         context: dict[str, JsonValue] = {"agent_id": run.agent_id, "org_id": run.org_id, "task_id": run.task_id}
         context["requested_by"] = run.requested_by
@@ -75,7 +76,9 @@ class RunLedger(StorePart):
     def _create(self, connection: Connection, plan: dict[str, Any], implied: dict[str, Any], run: dict[str, Any]) -> None:
         plans.put_plan(connection, plan)
         plans.put_implied(connection, implied)
-        connection.execute(insert(runs).values(run))
+        created = insert_into(runs, connection.dialect.name).values(run).on_conflict_do_nothing(index_elements=[runs.c.id])
+        if connection.execute(created.returning(runs.c.id)).first() is None:
+            raise RunConflictError(f"there is already a run {run['id']}")
         audit.append(connection, run["id"], [entries.of_creation(json_row(runs, run), audit.witness_of(connection, run))])
 
     async def update(self, run: PlanRun) -> None:

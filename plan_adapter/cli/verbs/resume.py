@@ -16,7 +16,6 @@ from plan_adapter.model.errors import RunConflictError
 from plan_adapter.model.readable import call_name, moment, one_line
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunReason
-from plan_adapter.text.commands import answer_command
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import ResumeOptions
@@ -85,7 +84,7 @@ async def _resume(
     wait: bool,
     here: bool,
 ) -> int:
-    from plan_adapter.runs.resume import execute_resume, refuse_resume  # imports SQLAlchemy
+    from plan_adapter.runs.resume import execute_resume, owner_text, refuse_resume  # imports SQLAlchemy
 
     settings = Settings()
     registry = tools_of(tools)
@@ -133,17 +132,10 @@ async def _cancel_reason(run: PlanRun, store: "PlanStore") -> str:
     return f"{aborted.by} recorded `abort` for `{call_name(*unit, (await store.ledger.labels(run.id)).get(unit), kind=aborted.kind)}`"
 
 
-async def owner_text(run_id: str, store: "PlanStore") -> str | None:
-    """Return a phrase that says which process owns the run or waits at its gate; None if there is none."""
-    if (owner := await store.ledger.owner(run_id)) is not None:
-        return f"run {run_id} is owned by {owner}"
-    if (gate := next((gate for gate in await store.gates.find(run_id=run_id) if gate.attended), None)) is not None:
-        return f"a process on this host waits for an answer about run {run_id}: `{answer_command(gate)}`"
-    return None
-
-
 async def wait_until_unowned(run: PlanRun, store: "PlanStore") -> PlanRun:
     """Wait until no process owns the run, and return it as it is then. Print which process owns it meanwhile."""
+    from plan_adapter.runs.resume import owner_text  # imports SQLAlchemy
+
     printed = None
     while (owner := await owner_text(run.id, store)) is not None:
         if owner != printed:

@@ -1,0 +1,57 @@
+"""`plan_tools`: our tools for an agent of the OpenAI Agents SDK. Each call is a run with its gate and receipt."""
+
+import json
+from typing import Any, Unpack, cast
+
+from plan_adapter.agent.answer_schemas import from_strict_form, strict_form
+from plan_adapter.integrations import missing_extra
+from plan_adapter.model.errors import NotApprovedError, ToolError, UnknownOutcomeError
+from plan_adapter.tool_calls import AgentTool, CallOptions, agent_tools
+from plan_adapter.tools.registry import Tools
+
+try:
+    from agents import FunctionTool
+    from agents.tool_context import ToolContext
+except ImportError as error:
+    raise missing_extra("the OpenAI Agents SDK", "openai-agents") from error
+
+
+def plan_tools(tools: Tools, **options: Unpack[CallOptions]) -> list[FunctionTool]:
+    """Return each of `tools` for `Agent(tools=...)`, with a strict schema. The options are those of `as_functions`.
+
+    If a tool fails or a call is not approved, the model reads why. UnknownOutcomeError, and every error that is not about the call, ends
+    the run of the agent.
+
+    A call is identified by the id that the model gave to it. If a run is resumed from its RunState, a call that was already made is not
+    made again. If your model server repeats ids, as those that count the calls of a conversation do, pass tools with another
+    `context=RunContext(task_id=...)` to each conversation.
+    """
+    return [_build_tool(called) for called in agent_tools(tools, **options)]
+
+
+def _build_tool(called: AgentTool) -> FunctionTool:
+    tool = called.tool
+
+    async def call(context: ToolContext[Any], given: str) -> str:
+        try:
+            arguments = from_strict_form(_read(given), tool.parameters_schema)
+            result = await called.call(arguments, call_id=(context.tool_call_id,))
+        except UnknownOutcomeError:
+            raise
+        except (ToolError, NotApprovedError) as error:
+            return str(error)
+        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+    schema = strict_form(tool.parameters_schema)
+    return FunctionTool(name=tool.name, description=tool.description, params_json_schema=schema, on_invoke_tool=call)
+
+
+def _read(given: str) -> dict[str, Any]:
+    """Return the arguments of a call. Raises ToolError if they are not a JSON object."""
+    try:
+        arguments = json.loads(given or "{}")
+    except ValueError as error:
+        raise ToolError(f"the arguments are not JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ToolError("the arguments are not a JSON object")
+    return cast("dict[str, Any]", arguments)

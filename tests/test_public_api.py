@@ -155,6 +155,7 @@ HEAVY = (
     "cyclopts",
     "yaml",
     "cel_expr_python",
+    *("pydantic_ai", "langgraph", "langchain_core", "agents"),
     "plan_adapter.engine",
     "plan_adapter.store",
 )

@@ -22,9 +22,8 @@ def plan_tools(tools: Tools, **options: Unpack[CallOptions]) -> list[FunctionToo
     If a tool fails or a call is not approved, the model reads why. UnknownOutcomeError, and every error that is not about the call, ends
     the run of the agent.
 
-    A call is identified by the id that the model gave to it. If a run is resumed from its RunState, a call that was already made is not
-    made again. If your model server repeats ids, as those that count the calls of a conversation do, pass tools with another
-    `context=RunContext(task_id=...)` to each conversation.
+    A call is identified by the model's response, if the SDK knows its id, and the id of the call in it. If a run is resumed from its
+    RunState, a call that was already made is not made again.
     """
     return [_build_tool(called) for called in agent_tools(tools, **options)]
 
@@ -35,7 +34,7 @@ def _build_tool(called: AgentTool) -> FunctionTool:
     async def call(context: ToolContext[Any], given: str) -> str:
         try:
             arguments = from_strict_form(_read(given), tool.parameters_schema)
-            result = await called.call(arguments, call_id=(context.tool_call_id,))
+            result = await called.call(arguments, call_id=_call_id(context))
         except UnknownOutcomeError:
             raise
         except (ToolError, NotApprovedError) as error:
@@ -44,6 +43,12 @@ def _build_tool(called: AgentTool) -> FunctionTool:
 
     schema = strict_form(tool.parameters_schema)
     return FunctionTool(name=tool.name, description=tool.description, params_json_schema=schema, on_invoke_tool=call)
+
+
+def _call_id(context: ToolContext[Any]) -> tuple[str, ...]:
+    """Return what identifies this call. Some servers count the calls of each conversation, so the id of the call alone is not enough."""
+    provider_data = getattr(context.tool_call, "provider_data", None) or {}
+    return context.tool_call_id, str(provider_data.get("response_id", ""))
 
 
 def _read(given: str) -> dict[str, Any]:

@@ -33,6 +33,10 @@ _CALLS = UUID("6a2b0c5e-8f3d-5b1a-9c47-0d6e1f2a3b4c")
 """The namespace of the ids of runs that belong to identified calls."""
 
 
+class NotPermittedError(ToolError):
+    """A tool that needs a permission which the agent does not have. Nothing that the model changes makes the call possible."""
+
+
 class CallOptions(TypedDict, total=False):
     """The options of `as_functions`, all optional: who calls, who approves, and where the calls are recorded."""
 
@@ -73,10 +77,10 @@ class AgentTool:
         raise NotApprovedError(f"`{self.tool.name}` was not called: {why}")
 
     def _checked(self, given: Mapping[str, Any]) -> dict[str, JsonValue]:
-        """Return the arguments as JSON. Raises ToolError if they do not fit, or if a permission is missing."""
+        """Return the arguments as JSON. Raises ToolError if they do not fit, and NotPermittedError if a permission is missing."""
         tool = self.tool
         if (refusal := tool.why_not_permitted(self._calls.permissions, giver="the option `permissions`")) is not None:
-            raise ToolError(refusal)
+            raise NotPermittedError(refusal)
         arguments = cast("dict[str, JsonValue]", as_json(dict(given)))
         if problems := tool.check(arguments, lambda _: False):
             raise ToolError(f"the arguments do not fit `{tool.name}`: " + "; ".join(message for _, message, _ in problems))
@@ -147,6 +151,10 @@ class _AgentCalls:
             if await owner_text(run_id, store) is None:
                 try:
                     return await execute_resume(run_id, tools=self.tools, run_request=request, store=store, offline=self.offline)
+                except NotApprovedError as error:  # it cannot be resumed here, such as in another folder
+                    if await store.outcomes.unknown(run_id):
+                        raise UnknownOutcomeError(f"the outcome of run {run_id} is unknown: {error}") from error
+                    raise
                 except RunConflictError:
                     if await owner_text(run_id, store) is None and _can_continue(await store.run(run_id)):
                         raise

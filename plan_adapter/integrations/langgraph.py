@@ -50,12 +50,12 @@ def _build_tool(called: AgentTool) -> StructuredTool:
 
 
 def _call_id(runtime: ToolRuntime[Any, Any]) -> tuple[str, ...]:
-    """Return what identifies this call: checkpoints keep the thread and the message."""
+    """Return what identifies this call: checkpoints keep the thread and the message. Empty without both: nothing can be resumed then."""
     thread = str(runtime.config.get("configurable", {}).get("thread_id", ""))
     for message in reversed(_messages(runtime.state)):
         if isinstance(message, AIMessage) and any(call["id"] == runtime.tool_call_id for call in message.tool_calls):
-            return str(runtime.tool_call_id), thread, message.id or ""
-    return str(runtime.tool_call_id), thread
+            return (str(runtime.tool_call_id), thread, message.id or "") if thread or message.id else ()
+    return (str(runtime.tool_call_id), thread) if thread else ()
 
 
 def _messages(state: Any) -> list[Any]:

@@ -20,7 +20,7 @@ def plan_tools(tools: Tools, **options: Unpack[CallOptions]) -> list[FunctionToo
     """Return each of `tools` for `Agent(tools=...)`, with a strict schema. The options are those of `as_functions`.
 
     If a tool fails or a call is not approved, the model reads why. UnknownOutcomeError, and every error that is not about the call, ends
-    the run of the agent.
+    the run of the agent; the SDK raises it as the cause of its own UserError.
 
     A call is identified by the model's response, if the SDK knows its id, and the id of the call in it. If a run is resumed from its
     RunState, a call that was already made is not made again.
@@ -47,7 +47,7 @@ def _build_tool(called: AgentTool) -> FunctionTool:
 
 def _call_id(context: ToolContext[Any]) -> tuple[str, ...]:
     """Return what identifies this call. Some servers count the calls of each conversation, so the id of the call alone is not enough."""
-    provider_data = getattr(context.tool_call, "provider_data", None) or {}
+    provider_data: dict[str, Any] = getattr(context.tool_call, "provider_data", None) or {}
     return context.tool_call_id, str(provider_data.get("response_id", ""))
 
 

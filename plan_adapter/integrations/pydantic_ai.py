@@ -6,7 +6,7 @@ from pydantic_core import SchemaValidator, core_schema
 
 from plan_adapter.integrations import missing_extra
 from plan_adapter.model.errors import NotApprovedError, ToolError, UnknownOutcomeError
-from plan_adapter.tool_calls import AgentTool, CallOptions, agent_tools
+from plan_adapter.tool_calls import AgentTool, CallOptions, NotPermittedError, agent_tools
 from plan_adapter.tools.registry import Tools
 
 try:
@@ -21,9 +21,9 @@ _ANY = SchemaValidator(core_schema.any_schema())
 class PlanToolset(AbstractToolset[Any]):
     """The tools of a registry as a toolset of pydantic-ai. The options are those of `as_functions`.
 
-    A tool that fails raises ModelRetry, so the model can correct the call; `max_retries` limits that. A call that was not approved is
-    denied: the model reads the reason, and is not told to try again. UnknownOutcomeError, and every error that is not about the call, ends
-    the agent.
+    A tool that fails raises ModelRetry, so the model can correct the call; `max_retries` limits that. A call that was not approved or is
+    not permitted is denied: the model reads the reason, and is not told to try again. UnknownOutcomeError, and every error that is not
+    about the call, ends the agent.
 
     A call is identified by the model's response and the id of the call in it. If the agent is retried, replayed by durable execution,
     or continued from its messages, a call that was already made is not made again.
@@ -49,10 +49,10 @@ class PlanToolset(AbstractToolset[Any]):
             return await self._tools[name].call(tool_args, call_id=_call_id(ctx))
         except UnknownOutcomeError:
             raise
+        except (NotApprovedError, NotPermittedError) as error:
+            return ToolDenied(str(error))
         except ToolError as error:
             raise ModelRetry(str(error)) from error
-        except NotApprovedError as error:
-            return ToolDenied(str(error))
 
     def _definition(self, called: AgentTool) -> ToolsetTool[Any]:
         tool = called.tool

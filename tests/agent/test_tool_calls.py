@@ -168,9 +168,13 @@ asyncio.run(made.call({"text": "hi"}, call_id=["c1"]))
 """
 
 
-@pytest.mark.parametrize("name", ["post_and_die", "post_with_probe"])
+@pytest.mark.parametrize(
+    ("name", "is_elsewhere"),
+    [("post_and_die", False), ("post_with_probe", False), ("post_and_die", True)],
+    ids=["bare", "probe", "elsewhere"],
+)
 async def test_a_call_whose_process_was_killed_is_not_repeated(
-    store: PlanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    store: PlanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_elsewhere: bool
 ) -> None:
     monkeypatch.setenv("POSTED", str(tmp_path / "posted"))
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", f"sqlite:///{tmp_path / 'plans.db'}")
@@ -178,6 +182,8 @@ async def test_a_call_whose_process_was_killed_is_not_repeated(
     command = [sys.executable, "-c", MAKE_CALL, name]
     ended = subprocess.run(command, env={**os.environ, "DIES": "1"}, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    if is_elsewhere:  # it could not be resumed, and must not look like a call that was not made
+        monkeypatch.chdir(tmp_path)
     registry = ToolRegistry([globals()[name]])
     [made] = agent_tools(registry, store=store, offline=True, approver=CallbackApprover(agree, by="ana"))
     if name == "post_with_probe":

@@ -1,6 +1,6 @@
 """Tests of our tools in graphs of LangGraph: what the model reads, and that a call that is repeated has one effect."""
 
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
@@ -93,6 +93,21 @@ async def test_another_turn_and_another_thread_make_their_own_calls_with_the_sam
     graph = graph_that_calls(desk, ("post", {"text": "hi"}), turns=2)
     states = [await graph.ainvoke({"messages": ["Post"]}, thread(name)) for name in ("1", "2")]
     assert [content for state in states for _, content in returns(state)] == ['{"id": 1}', '{"id": 2}', '{"id": 3}', '{"id": 4}']
+
+
+class Unidentified(TypedDict):
+    """A state whose messages get no ids."""
+
+    messages: list[AnyMessage]
+
+
+async def test_a_call_that_nothing_identifies_is_a_new_one(desk: Desk) -> None:
+    graph: Any = StateGraph(Unidentified)
+    graph.add_node("tools", ToolNode(plan_tools(desk.poster, **desk.options())))
+    graph.add_edge(START, "tools")
+    asked = AIMessage("", tool_calls=[{"name": "post", "args": {"text": "hi"}, "id": "call_0"}])
+    states = [await graph.compile().ainvoke({"messages": [asked]}) for _ in range(2)]
+    assert [content for state in states for _, content in returns(state)] == ['{"id": 1}', '{"id": 2}']
 
 
 def test_the_model_gets_the_schema_of_a_tool(desk: Desk) -> None:

@@ -1,12 +1,14 @@
 """Tests of agents' calls as flow runs on a Prefect server: gates that are answered while the agent waits, and flows that are retried."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from prefect import flow
 from pydantic_ai import Agent
-from pydantic_ai.durable_exec.prefect import PrefectDurability
+from pydantic_ai.durable_exec.prefect import PrefectAgent, PrefectDurability
+from pydantic_ai.models.function import FunctionModel
 
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.integrations.pydantic_ai import PlanToolset
@@ -28,12 +30,23 @@ async def test_a_gate_is_answered_while_the_agent_waits(prefect_server: Server, 
     assert (run.name, run.approved_by, run.flow_run_id is not None) == ("concierge: post", "ana", True)
 
 
-@pytest.mark.parametrize("offline", [False, True])
-async def test_a_flow_that_is_retried_makes_no_second_effect(prefect_server: Server, desk: Desk, offline: bool) -> None:
+def with_durability(model: FunctionModel, toolset: PlanToolset) -> Any:
+    return Agent(model, name="concierge", toolsets=[toolset], capabilities=[PrefectDurability()])
+
+
+def with_prefect_agent(model: FunctionModel, toolset: PlanToolset) -> Any:
+    with pytest.warns(match="`PrefectAgent` is deprecated"):
+        return PrefectAgent(Agent(model, name="concierge", toolsets=[toolset]))
+
+
+@pytest.mark.parametrize(("make_agent", "offline"), [(with_durability, False), (with_durability, True), (with_prefect_agent, False)])
+async def test_a_flow_that_is_retried_makes_no_second_effect(
+    prefect_server: Server, desk: Desk, make_agent: Callable[..., Any], offline: bool
+) -> None:
     """Durable execution replays the agent: the model's answer comes from its cache, and the call has its run already."""
     model = model_that_calls(("post", {"text": "hi"}))
     toolset = PlanToolset(desk.poster, id="desk", **{**desk.options(), "offline": offline})
-    agent = Agent(model, name="concierge", toolsets=[toolset], capabilities=[PrefectDurability()])
+    agent = make_agent(model, toolset)
     seen = list[Any]()
 
     @flow(retries=1, retry_delay_seconds=0, persist_result=True)

@@ -18,8 +18,6 @@ from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import without_passwords
 
 if TYPE_CHECKING:
-    import inspect
-
     from cyclopts import App, UnusedCliTokensError
     from pydantic import ValidationError
 
@@ -218,6 +216,8 @@ def _dispatch(arguments: list[str]) -> int:
         arguments = [STDIN if argument == "-" else argument for argument in arguments]
     app = build_app()
     if not HELP.isdisjoint(arguments):
+        from plan_adapter.cli.help_text import write_help  # only for the help of a verb
+
         write_help(app, arguments[0])
     result: Any = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     return result if isinstance(result, int) else ExitCode.DONE
@@ -246,46 +246,6 @@ def build_app() -> "App":
         app.command(f"plan_adapter.cli.{verb.function or f'verbs.{verb.name}:{verb.name}'}", name=verb.name)
     app.register_install_completion_command()  # pyright: ignore[reportUnknownMemberType]  # cyclopts leaves its **kwargs untyped
     return app
-
-
-def write_help(app: "App", name: str) -> None:
-    """Give the verb `name` a usage line with the names of its arguments, and a help text that is wrapped at the width of the terminal."""
-    import inspect  # only for help
-
-    verb = app[name]
-    function = verb.default_command
-    if function is None:
-        return
-    function.__doc__ = _unwrapped(inspect.cleandoc(function.__doc__ or ""))
-    words = list[str]()
-    for parameter in inspect.signature(function).parameters.values():
-        shown = _argument_name(parameter)
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            words.append(f"{shown}…")
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            words.append(shown if parameter.default is parameter.empty else f"[{shown}]")
-    verb.usage = " ".join(["Usage: plan", name, *words, "[OPTIONS]"])
-
-
-def _argument_name(parameter: "inspect.Parameter") -> str:
-    """Return how people see an argument: as its annotation names it, or its name."""
-    given = [name for part in getattr(parameter.annotation, "__metadata__", ()) for name in getattr(part, "name", None) or ()]
-    return (given[0] if given else parameter.name).upper().removesuffix("_")
-
-
-def _unwrapped(text: str) -> str:
-    """Return a docstring whose paragraphs, and whose entries of `Args`, are one line each."""
-    lines = list[str]()
-    for line in text.split("\n"):
-        deeper = len(line) - len(line.lstrip())
-        is_next = bool(lines) and bool(lines[-1].strip()) and bool(line.strip())
-        in_arguments = "Args:" in lines
-        continues = is_next and (deeper > 4 if in_arguments else line != "Args:" and deeper == 0)
-        if continues and lines[-1] != "Args:":
-            lines[-1] = f"{lines[-1]} {line.strip()}"
-        else:
-            lines.append(line)
-    return "\n".join(lines)
 
 
 def _version() -> str:

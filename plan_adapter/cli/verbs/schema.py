@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def schema(file: Path | None = None, /, *, tool: str | None = None, json_output: bool = False, json: bool = False) -> int:
     """Print the JSON Schema of plan documents, or write it to a file, so that editors can complete and check plans.
 
-    A plan names the file in its first line: # yaml-language-server: $schema=plan.schema.json
+    A plan names the file in its first line: `# yaml-language-server: $schema=plan.schema.json`
 
     Args:
         file: The file to write; default: stdout.

@@ -313,7 +313,33 @@ def test_the_schema_is_printed_and_written(plan: Plan) -> None:
 
 @for_each(code=CATALOGUE)
 def test_every_problem_code_is_explained(plan: Plan, code: str) -> None:
-    assert plan("explain", code).out == f"{code}: {CATALOGUE[code]}\n"
+    shown = plan("explain", code).out
+    assert shown.startswith(f"{code}: {CATALOGUE[code]}\n\n")
+    assert re.search(r"\n\nGuide: plan guide [a-z]+\n$", shown)
+    assert plan("guide", shown.split()[-1]).code == 0
+    assert [line for line in shown.splitlines()[1:] if len(line) > 80] == []
+
+
+def test_an_explanation_has_a_wrong_and_a_right_piece_of_a_plan(plan: Plan) -> None:
+    shown = plan("explain", "[unknown-tool]").out
+    assert shown.partition("\n\n")[2] == (
+        "Wrong:\n  steps:\n    - {tool_name: run_comand, parameters: {argv: [make]}}\n\n"
+        "Right:\n  steps:\n    - {tool_name: run_command, parameters: {argv: [make]}}\n\nGuide: plan guide tools\n"
+    )
+    assert "Wrong:" not in plan("explain", "missing-input").out
+
+
+def test_the_codes_are_listed_by_group_in_80_columns(plan: Plan) -> None:
+    lines = plan("explain").out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert [line for line in lines if line.endswith(":")][:3] == ["Reading the file:", "Fields and values:", "Steps and their order:"]
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(CATALOGUE)
+    assert [line["code"] for line in plan("explain", "--json").lines] == list(CATALOGUE)
+
+
+def test_an_unknown_code_is_answered_with_the_nearest(plan: Plan) -> None:
+    assert plan("explain", "unknown-ref").err == "plan: no problem has the code `unknown-ref`; did you mean `unknown-reference`?\n"
+    assert plan("explain", "xyz").err == "plan: no problem has the code `xyz`; `plan explain` lists the codes\n"
 
 
 def test_tools_are_listed_with_effect_and_parameters(plan: Plan) -> None:

@@ -1,23 +1,56 @@
 """`plan explain`."""
 
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from itertools import groupby
+
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
+from plan_adapter.cli.explanations import Explanation, explanations
 from plan_adapter.model.problems import CATALOGUE, did_you_mean
+
+LIKENESS = 0.5
+"""From which likeness on a code may be what somebody meant."""
 
 
 def explain(code: str | None = None, /, *, json: bool = False) -> int:
-    """Explain the code of a problem: what it means and how to fix it.
+    """Explain the code of a problem: what it means, a piece of a plan that has it, and the same piece without it.
 
     Args:
         code: The code in brackets on the line of a problem; without one, all codes are listed.
         json: Print JSON Lines.
     """
-    wanted = list(CATALOGUE) if code is None else [code.strip().strip("[]")]
-    if code is not None and wanted[0] not in CATALOGUE:
-        raise UsageError(f"no problem has the code `{wanted[0]}`; {did_you_mean(wanted[0], list(CATALOGUE))}")
-    for name in wanted:
-        if json:
-            output.json_line("explanation", {"code": name, "explanation": CATALOGUE[name]})
-        else:
-            output.line(f"{name}: {CATALOGUE[name]}")
+    found = explanations()
+    name = None if code is None else code.strip().strip("[]")
+    if name is not None and name not in found:
+        raise UsageError(f"no problem has the code `{name}`; {_near(name)}")
+    if json:
+        for wanted in CATALOGUE if name is None else (name,):
+            output.json_line("explanation", found[wanted]._asdict())
+    elif name is None:
+        output.line("\n".join(_list_lines(found.values())))
+    else:
+        _show(found[name])
     return ExitCode.DONE
+
+
+def _near(name: str) -> str:
+    near = get_close_matches(name, CATALOGUE, n=1, cutoff=LIKENESS)
+    return did_you_mean(name, near) if near else "`plan explain` lists the codes"
+
+
+def _list_lines(found: Iterable[Explanation]) -> Iterator[str]:
+    width = max(map(len, CATALOGUE))
+    for group, entries in groupby(found, key=lambda entry: entry.group):
+        yield f"{group}:"
+        yield from (f"  {entry.code:<{width}}  {entry.summary}" for entry in entries)
+        yield ""
+    yield "`plan explain CODE` explains one."
+
+
+def _show(found: Explanation) -> None:
+    output.view([output.Line(f"{found.code}: {found.explanation}")])
+    for title, piece in (("Wrong", found.wrong), ("Right", found.right)):
+        if piece is not None:
+            output.line("\n".join(["", f"{title}:", *(f"  {line}".rstrip() for line in piece.splitlines())]))
+    output.line(f"\nGuide: plan guide {found.page}")

@@ -11,7 +11,7 @@ GUIDE = "plan_adapter/guide"
 PAGES = {
     "Start": ("tutorial", "recipes", "glossary"),
     "Write": ("plans", "expressions", "short-forms", "groups", "sub-plans", "questions", "goals", "finally", "concurrency", "validation"),
-    "Tools and models": ("tools", "drafting", "testing", "json"),
+    "Tools and models": ("tools", "drafting", "agents", "testing", "json"),
     "Decide": ("approvals", "security", "promises"),
     "Runbooks": ("runbooks", "deploying", "deployments", "importing", "aster"),
     "Run": ("failures", "operating", "records", "secrets", "metrics", "scaling", "embedding"),

@@ -10,7 +10,6 @@ import pytest
 from plan_adapter.cli.app import VERBS
 from plan_adapter.cli.examples import EXAMPLES
 from plan_adapter.cli.help_text import WIDTH, example_command
-from plan_adapter.cli.verb_reference import verb_references
 from tests.agent.conftest import forget_model_servers
 from tests.agent.server import says, scripted
 from tests.cli.conftest import Plan
@@ -103,21 +102,6 @@ def test_help_ends_with_the_examples_and_the_page_and_fits_80_columns(verb: str,
         at = next(at for at, line in enumerate(shown) if f"{line}  ".startswith(f"  {example_command(verb, example)}  "))
         assert shown[at].endswith(f"  {example.text}") or shown[at + 1].strip() == example.text
     assert [line for line in lines if len(line) > WIDTH or line.endswith(" ")] == []
-
-
-def test_the_reference_has_what_help_shows(plan: Plan) -> None:
-    references = {reference.name: reference for reference in verb_references()}
-    assert [*references] == [verb.name for verb in VERBS]
-    approve = references["approve"]
-    assert (approve.group, approve.summary, approve.page) == ("Decide", "Approve a waiting run or step", "approvals")
-    assert [option.names for option in approve.arguments] == [("RUN",), ("--step",)]
-    assert ("--digest",) in [option.names for option in approve.options]
-    for reference in references.values():
-        shown = " ".join(plan(reference.name, "--help").out.replace("│", " ").split())
-        assert " ".join(reference.usage.split()) in shown
-        for option in (*reference.arguments, *reference.options):
-            assert " ".join(option.names) in shown and option.text, option
-            assert option.value in ("STR", "INT", "PATH", "") or "|" in option.value, option
 
 
 def words_of(command: str, values: Mapping[str, str]) -> list[str]:

@@ -14,7 +14,9 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from plan_adapter.cli.app import ADMIN_GROUPS, GROUPS, OPTIONS, Verb, build_app
+from plan_adapter.cli.examples import EXAMPLES
 from plan_adapter.cli.exit_codes import ExitCode
+from plan_adapter.cli.help_text import example_command
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.problems import CATALOGUE
 
@@ -55,6 +57,8 @@ def _verb_text(verb: Verb, app: Any) -> str:
         is_positional = argument.index is not None
         names = [name for name in argument.names if not name.startswith(("--no-", "--empty-"))]
         shown = ", ".join(f"`{name}`" for name in names) + _value_text(argument.hint, is_positional=is_positional)
+        if is_positional and names[0].startswith("-"):  # an argument that is also an option
+            shown = f"`{names[0].lstrip('-').upper()}`, {shown}"
         rows.append((shown, " ".join((argument.parameter.help or "").split())))
         if is_positional:
             word = argument.names[0].lstrip("-").upper()
@@ -64,7 +68,10 @@ def _verb_text(verb: Verb, app: Any) -> str:
     description = description.partition("\nArgs:\n")[0].strip()
     usage = " ".join(["plan", verb.name, *positional, "[OPTIONS]"])
     text = f"## plan {verb.name}\n\n```console\n{usage}\n```\n\n{_paragraphs(description)}"
-    return f"{text}\n\n{_table(('argument or option', 'what it does'), rows)}" if rows else text
+    shown = EXAMPLES[verb.name]
+    examples = "\n".join(f"$ {example_command(verb.name, example)}  # {example.text}" for example in shown.examples)
+    parts = [text, *([_table(("argument or option", "what it does"), rows)] if rows else []), f"```console\n{examples}\n```"]
+    return "\n\n".join([*parts, f"Read on: [{shown.page}]({shown.page}.md)"])
 
 
 def _value_text(hint: Any, *, is_positional: bool) -> str:

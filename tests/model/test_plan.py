@@ -57,7 +57,7 @@ def test_steps_are_found_by_index_and_id() -> None:
     assert plan.step("step_1") is step
     assert plan.get_step(1) is None
     assert plan.get_step(-1) is None
-    with pytest.raises(KeyError, match="steps: step_1"):
+    with pytest.raises(KeyError, match=r"did you mean `step_1`\?"):
         plan.step("step_9")
 
 

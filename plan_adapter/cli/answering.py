@@ -22,6 +22,7 @@ from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Deci
 from plan_adapter.model.errors import NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import GOAL
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import code, listed, means_item, one_line
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunReason
@@ -249,7 +250,7 @@ def refuse_unnamed_step(run_id: str, command: str, *, may_ask: bool) -> None:
     Somebody who repeats the command that approved the plan must not approve a step by accident.
     """
     if not may_ask:
-        raise UsageError(f"run {run_id} waits only at a step; to answer there, name it: `{command}`")
+        raise UsageError(f"run {run_id} waits only at a step", hint=f"to answer there, name it: `{command}`")
 
 
 async def confirm(what: str, options: AnswerOptions, asked: Question) -> None:
@@ -328,7 +329,7 @@ async def find_gate(selector: GateSelector, store: "PlanStore") -> tuple[PlanRun
     except RunConflictError as error:
         if not lacks_store_of_server(Settings()):
             raise
-        raise UsageError(f"{error} in this machine's store; `--api` answers through Prefect's API instead") from error
+        raise UsageError(f"{error} in this machine's store", hint="`--api` answers through Prefect's API instead") from error
     open_gates = [gate for gate in await store.gates.find(run_id=run.id) if _matches(gate, selector)]
     matching = [gate for gate in open_gates if gate.kind != "outcome"]
     plan_gates = [gate for gate in matching if gate.step_id is None]
@@ -387,8 +388,9 @@ async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore")
     """Return why no gate is open, and what to type. Raises UsageError for an unknown step."""
     from plan_adapter.cli.foreground import next_command_of  # only where no gate is open
 
-    if selector.step is not None and selector.step not in [step.id for step in run.steps]:
-        raise UsageError(f"run {run.id} has no step `{selector.step}`; steps: {', '.join(step.id for step in run.steps[:20])}")
+    steps = [step.id for step in run.steps]
+    if selector.step is not None and selector.step not in steps:
+        raise UsageError(f"run {run.id} has no step `{selector.step}`", hint=did_you_mean(selector.step, steps))
     gates = await store.gates.find(run_id=run.id, open_only=False)
     if selector.step is not None and any(gate.step_id is None and gate.end is None for gate in gates):
         plan_gate = next(gate for gate in gates if gate.step_id is None and gate.end is None)

@@ -206,7 +206,7 @@ def _dispatch(arguments: list[str]) -> int:
         output.line(_version())
         return ExitCode.DONE
     if arguments[0] not in {verb.name for verb in VERBS} | COMPLETION:
-        raise UsageError(f"there is no verb `{arguments[0]}`; {did_you_mean(arguments[0], [verb.name for verb in VERBS])}")
+        raise UsageError(f"there is no verb `{arguments[0]}`", hint=did_you_mean(arguments[0], [verb.name for verb in VERBS]))
     if "-" in arguments:
         from plan_adapter.cli.sources import STDIN  # not for `plan --help`
 
@@ -267,31 +267,31 @@ def _report_error(error: Exception, *, as_json: bool) -> int:
         output.problems(error.problems, as_json=as_json, to_stdout=False)
         return ExitCode.USAGE
     if isinstance(error, UnusedCliTokensError):
-        return _print_error("usage", _unused_tokens_message(error), ExitCode.USAGE, as_json=as_json)
+        return _print_error("usage", *_unused_tokens_message(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, CycloptsError):
-        verb = " ".join(("plan", *(error.command_chain or ())))
-        return _print_error("usage", f"{str(error).rstrip('.')}; see `{verb} --help`", ExitCode.USAGE, as_json=as_json)
+        hint = f"see `{' '.join(('plan', *(error.command_chain or ())))} --help`"
+        return _print_error("usage", f"{str(error).rstrip('.')}; {hint}", hint, ExitCode.USAGE, as_json=as_json)
     if isinstance(error, ValidationError) and error.title == "Settings":
-        return _print_error("settings", _settings_message(error), ExitCode.USAGE, as_json=as_json)
+        return _print_error("settings", _settings_message(error), "", ExitCode.USAGE, as_json=as_json)
     if isinstance(error, UsageError):
-        return _print_error("usage", str(error), ExitCode.USAGE, as_json=as_json)
+        return _print_error(error.code, str(error), error.hint, ExitCode.USAGE, as_json=as_json, earlier="usage")
     if isinstance(error, PlanAdapterError):
         earlier = next(cls for cls in type(error).__mro__ if cls not in (ApprovalRequiredError, NotStoredError, RunNotFoundError))
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__.removesuffix("Error")).lower()
-        return _print_error(name, str(error), code_of_error(error), as_json=as_json, earlier=earlier.__name__)
+        return _print_error(name, str(error), error.hint, code_of_error(error), as_json=as_json, earlier=earlier.__name__)
     message = " ".join(traceback.format_exception_only(error)[-1].split())
     traceback_file = output.save_traceback(error)
     where = f"the traceback is in {traceback_file}, and {DEBUG_HINT}" if traceback_file is not None else DEBUG_HINT
     message = f"unexpected {without_passwords(message)}; {where}"
-    return _print_error("unexpected", message, ExitCode.FAILED, as_json=as_json, earlier=type(error).__name__)
+    return _print_error("unexpected", message, where, ExitCode.FAILED, as_json=as_json, earlier=type(error).__name__)
 
 
-def _unused_tokens_message(error: "UnusedCliTokensError") -> str:
+def _unused_tokens_message(error: "UnusedCliTokensError") -> tuple[str, str]:
     """Return which arguments a command does not take, and what to type instead."""
     verb, tokens = " ".join(("plan", *(error.command_chain or ()))), error.unused_tokens or []
     listed = ", ".join(f"`{token}`" for token in tokens)
     hint = f"write to a file with `--output {tokens[0]}`" if verb == "plan export" and len(tokens) == 1 else f"see `{verb} --help`"
-    return f"`{verb}` does not take {listed}; {hint}"
+    return f"`{verb}` does not take {listed}; {hint}", hint
 
 
 def _settings_message(error: "ValidationError") -> str:
@@ -303,9 +303,10 @@ def _settings_message(error: "ValidationError") -> str:
     return "; ".join(f"PLAN_ADAPTER_{name}: {demand_of(detail)}" for name, detail in zip(names, errors, strict=True))
 
 
-def _print_error(name: str, message: str, code: ExitCode, *, as_json: bool, earlier: str | None = None) -> int:
+def _print_error(name: str, message: str, hint: str, code: ExitCode, *, as_json: bool, earlier: str | None = None) -> int:
+    """Print an error. `hint` is the end of `message`."""
     if as_json:
-        output.json_error(name, message, earlier=earlier or name)
+        output.json_error(name, message, hint, earlier=earlier or name)
     output.note(f"plan: {message}")
     return code
 

@@ -4,6 +4,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from plan_adapter.model.errors import PlanAdapterError
     from plan_adapter.model.record import PlanRun
     from plan_adapter.store.store import PlanStore
 
@@ -17,7 +18,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     """A step failed: the run is failed or partial. Or the store was lost while the run used it.
 
-    Of `plan verify`: a row was altered, or there is nothing to verify.
+    Of `plan verify`: a row was altered, or there is nothing to verify. Of `plan doctor`: something is wrong.
     """
 
     USAGE = 2
@@ -52,7 +53,18 @@ class ExitCode(IntEnum):
 
 
 class UsageError(Exception):
-    """The command cannot run as given; the message says why and what to do."""
+    """The command cannot run as given. The message says why, and `hint` what to do, unless the message says both."""
+
+    def __init__(self, message: str, *, hint: str = "", code: str = "usage") -> None:
+        """Store `hint`, and show it behind the message. `code` is that of the JSON object."""
+        self.hint = hint
+        self.code = code
+        super().__init__(f"{message}; {hint}" if hint else message)
+
+
+def without_hint(error: "UsageError | PlanAdapterError") -> str:
+    """Return the message of an error without its hint."""
+    return str(error).removesuffix(f"; {error.hint}") if error.hint else str(error)
 
 
 def code_of_error(error: Exception) -> ExitCode:

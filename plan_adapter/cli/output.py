@@ -101,9 +101,9 @@ def json_line(kind: str, value: Mapping[str, Any]) -> None:
     json_object({"type": kind, **value})
 
 
-def json_error(code: str, message: str, *, earlier: str) -> None:
+def json_error(code: str, message: str, hint: str = "", *, earlier: str) -> None:
     """Print an error as an object. `earlier` is the value of its key `error`, from before there was a `code`."""
-    json_line("error", {"code": code, "message": message, "hint": None, "at": None, "error": earlier})
+    json_line("error", {"code": code, "message": message, "hint": hint or None, "at": None, "error": earlier})
 
 
 def json_object(value: Mapping[str, Any]) -> None:

@@ -145,7 +145,7 @@ def _find_form(forms: "list[OpenForm]", selector: GateSelector, options: AnswerO
                 asks = f"asks for the outcome of step {_step_name(asking[0])}, not for an approval"
             raise UsageError(f"this form {asks}: `{_answer_command(asking[0])}`")
     if not matching:
-        raise UsageError(f"run `{selector.run}` has no form that waits for an answer; `plan gates --api` lists those that do")
+        raise UsageError(f"run `{selector.run}` has no form that waits for an answer", hint="`plan gates --api` lists those that do")
     if plan_forms := [form for form in matching if form.step_id is None]:
         return plan_forms[0]
     if len(matching) > 1:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.exit_codes import UsageError
+from plan_adapter.cli.exit_codes import UsageError, without_hint
 from plan_adapter.documents import is_test_file, read_document, read_file, read_mapping
 from plan_adapter.loading import STORE_PREFIX, pin_files, pin_stored, stored_plan
 from plan_adapter.local.settings import Settings
@@ -151,7 +152,7 @@ async def _stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     except NotStoredError as error:
         if digest is not None or source.startswith(STORE_PREFIX) or "@" in source:
             raise
-        raise UsageError(f"there is no file `{source}`, and {error}") from error
+        raise UsageError(f"there is no file `{source}`, and {without_hint(error)}", hint=error.hint) from error
 
 
 @contextlib.asynccontextmanager
@@ -166,14 +167,28 @@ async def _existing_store(store: "PlanStore | None") -> "AsyncGenerator[PlanStor
 
 
 async def _with_stored_name(source: str, problems: "list[Problem]", store: "PlanStore | None") -> "list[Problem]":
-    """Return the problems of a document that has no plan. If there is no such file but a plan of its name is stored, they say so."""
+    """Return the problems of a document that has no plan. If there is no such file, they name a stored plan or a file that is near."""
     if source == STDIN or os.path.exists(source):  # noqa: ASYNC240, PTH110  # Path raises for a long text
         return problems
     name = Path(source).stem
     async with _existing_store(store) as opened:
-        if opened is None or name not in await opened.names():
+        if opened is not None and name in await opened.names():
+            hint = f"check the path; a plan of this name is stored: `{name}`"
+        elif (near := _near_file(Path(source))) is not None:
+            hint = f"did you mean `{near}`?"
+        else:
             return problems
-    return [replace(problem, hint=f"check the path; a plan of this name is stored: `{name}`") for problem in problems]
+    return [replace(problem, hint=hint) for problem in problems]
+
+
+def _near_file(path: Path) -> Path | None:
+    """Return the document in the folder of `path` whose name is nearest to that of `path`, or None."""
+    try:
+        files = {file.stem: file.name for file in path.parent.iterdir() if file.suffix in ENDINGS}
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return None
+    near = get_close_matches(path.stem, files, n=1)
+    return path.with_name(files[near[0]]) if near else None
 
 
 async def _git_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan":
@@ -217,7 +232,7 @@ def parse_status(name: str | None) -> PlanStatus | None:
     try:
         return None if name is None else PlanStatus(name)
     except ValueError:
-        raise UsageError(f"there is no status `{name}`; {did_you_mean(name or '', list(PlanStatus))}") from None
+        raise UsageError(f"there is no status `{name}`", hint=did_you_mean(name or "", list(PlanStatus))) from None
 
 
 def read_source_text(source: str, what: str) -> str:

@@ -48,6 +48,9 @@ FIRST_PARAMETERS: Mapping[str, str] = {
 }
 """The parameter of each built-in tool that a value which is no mapping stands for."""
 
+NEAR_TOOL = 0.8
+"""From which likeness on the name of a tool may be a misspelt built-in one."""
+
 COMMANDS = ("bash", "run_command")
 """The tools that get the variables of `env`."""
 
@@ -243,8 +246,8 @@ class _Expansion:
         entries, given = _entries(node), dict[str, Node]()
         if isinstance(value.value, dict):
             given = value.value
-        elif value.value is not None and tool in FIRST_PARAMETERS:
-            given = {FIRST_PARAMETERS[tool]: value}
+        elif value.value is not None and (first := _first_parameter(tool)) is not None:
+            given = {first: value}
         elif value.value is not None:
             name = one_line(tool)[:60]
             hint = f"write `{name}: {{name: value}}`; only built-in tools take a value without a name"
@@ -376,6 +379,15 @@ def _copy(node: Node) -> Node:
     if isinstance(value, dict):
         return Node(node.line, node.column, {key: _copy(part) for key, part in value.items()})
     return Node(node.line, node.column, [_copy(part) for part in value] if isinstance(value, list) else value)
+
+
+def _first_parameter(tool: str) -> str | None:
+    """Return the parameter that a value without a name stands for, or None. A misspelt name is read as the tool that it is near to.
+
+    Validation then reports the name alone, or the parameter if there is a tool of that name.
+    """
+    near = tool if tool in FIRST_PARAMETERS else next(iter(get_close_matches(tool, FIRST_PARAMETERS, n=1, cutoff=NEAR_TOOL)), None)
+    return None if near is None else FIRST_PARAMETERS[near]
 
 
 def _is_misspelt(key: str, model: type[DocumentModel]) -> bool:

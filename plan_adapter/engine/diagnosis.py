@@ -36,6 +36,7 @@ class Finding:
     ok: bool
     what: str
     hint: str = ""
+    is_unavailable: bool = False  # the store or the Prefect server cannot be used
 
 
 def diagnose(settings: Settings, *, checks: Iterable[Callable[[], Finding]] = ()) -> list[Finding]:
@@ -95,7 +96,7 @@ def _check_server(settings: Settings) -> Iterator[Finding]:
         else:
             yield from _check_local_server(settings)
     except NoServerError as error:
-        yield Finding(ok=False, what=str(error))
+        yield Finding(ok=False, what=str(error), is_unavailable=True)
 
 
 def _compare_versions(server: str | None) -> Finding:
@@ -127,7 +128,7 @@ def _check_local_server(settings: Settings) -> Iterator[Finding]:
     if status.state == "none":
         if settings.local_server == "never" or in_flow_run_process():
             what = "Prefect's settings name no API URL, and a local server may not be started"
-            yield Finding(ok=False, what=what, hint="set PREFECT_API_URL, or run with --offline")
+            yield Finding(ok=False, what=what, hint="set PREFECT_API_URL, or run with --offline", is_unavailable=True)
         else:
             yield Finding(ok=True, what="no API URL is set: a local Prefect server is started when a run needs one")
         return
@@ -139,4 +140,4 @@ def _check_local_server(settings: Settings) -> Iterator[Finding]:
         yield _check_authentication(status.api_url or "")
     else:
         hint = f"`plan down`, then run again; log: {status.log_path}{ServerFolder(status.log_path.parent).log_tail()}"
-        yield Finding(ok=False, what=f"{what} does not answer", hint=hint)
+        yield Finding(ok=False, what=f"{what} does not answer", hint=hint, is_unavailable=True)

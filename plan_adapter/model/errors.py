@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 
 class PlanAdapterError(Exception):
-    """Base class of every error that this package raises deliberately."""
+    """Base class of every error that this package raises deliberately. `hint` is the end of the message that says what to do, if known."""
+
+    hint: str = ""
 
 
 class InvalidPlanError(PlanAdapterError):
@@ -72,10 +74,11 @@ class RunNotFoundError(RunConflictError):
     `is_ambiguous`: several runs have an id that begins or ends so.
     """
 
-    def __init__(self, message: str, *, is_ambiguous: bool = False) -> None:
-        """Store whether several runs have an id that fits."""
+    def __init__(self, message: str, *, hint: str = "", is_ambiguous: bool = False) -> None:
+        """Store `hint` and show it behind the message, and store whether several runs have an id that fits."""
+        self.hint = hint
         self.is_ambiguous = is_ambiguous
-        super().__init__(message)
+        super().__init__(f"{message}; {hint}" if hint else message)
 
 
 class StoreError(PlanAdapterError):
@@ -84,6 +87,11 @@ class StoreError(PlanAdapterError):
 
 class NotStoredError(StoreError):
     """The store has no plan, draft or standing approval with this name, version, digest or id."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        """Store `hint`, and show it behind the message."""
+        self.hint = hint
+        super().__init__(f"{message}; {hint}" if hint else message)
 
 
 class StoreSettingsError(StoreError):

@@ -21,6 +21,7 @@ from plan_adapter.model.errors import RunConflictError, RunNotFoundError
 from plan_adapter.model.host_process import HostProcess, marked_leaders
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import call_in_words, call_name
 from plan_adapter.model.record import ABORTED, Attempt, Receipt, StartedCommand
 from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
@@ -269,7 +270,8 @@ def _manual_attempt(connection: Connection, run: Row, call: CallPlace, *, at: da
     plan = plans.of_run(connection, run)
     step = plan.find_step(call.step_id)
     if step is None:
-        raise RunNotFoundError(f"no step of run {run['id']} is called `{call.step_id}`")
+        hint = did_you_mean(call.step_id, [known.id for known in plan.all_steps])
+        raise RunNotFoundError(f"no step of run {run['id']} is called `{call.step_id}`", hint=hint)
     if step.inner:
         names, what = ", ".join(f"`{inner_step.id}`" for inner_step in step.inner[:5]), "is a group" if step.is_group else "runs a plan"
         raise RunNotFoundError(f"`{step.id}` {what} and calls no tool: name one of its steps, {names}")

@@ -15,6 +15,7 @@ from plan_adapter.model.canonical import canonical_document, canonical_json
 from plan_adapter.model.errors import NotStoredError, StoreError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.readable import listed
 from plan_adapter.model.record import RunContext
 from plan_adapter.store.database.columns import database_now, escape_unstorable, insert_into, now_of
 from plan_adapter.store.database.rows import HasContext, Row, context_columns, dump_json
@@ -171,6 +172,9 @@ def digests_with_tag(tag: str, dialect: str) -> Select[Any]:
     return select(plans.c.digest).where(select(found.c.value).where(found.c.value == tag).exists())
 
 
+SHOWN_VERSIONS = 10
+"""How many versions the error for one that is not stored names, the newest first."""
+
 _HEX = re.compile(r"[0-9a-f]+")
 
 
@@ -185,14 +189,21 @@ def get(connection: Connection, tenant: str | None, name_or_digest: str, version
     if found:
         return _load(connection, tenant, found[0].digest)
     if version is not None:
-        raise NotStoredError(f"there is no version {version} of a plan `{name_or_digest}`")
+        raise _no_version(connection, tenant, name_or_digest, version)
     if len(digests) > 1:
         raise NotStoredError(f"`{name_or_digest}` begins the digests of several plans: {', '.join(digests)}")
     if not digests:
         hint = did_you_mean(name_or_digest, names(connection, tenant))
         digest = ", and no digest begins with it" if _HEX.fullmatch(name_or_digest) else ""
-        raise NotStoredError(f"no stored plan is called `{name_or_digest}`{digest}; {hint or '`plan save FILE` stores one'}")
+        raise NotStoredError(f"no stored plan is called `{name_or_digest}`{digest}", hint=hint or "`plan save FILE` stores one")
     return _load(connection, tenant, digests[0])
+
+
+def _no_version(connection: Connection, tenant: str | None, name: str, version: int) -> NotStoredError:
+    """Return the error for a version that is not stored, with the newest versions, or with a name that is near."""
+    saved = [str(found.version) for found in versions_of(connection, tenant, name)]
+    hint = f"its versions: {listed(saved, SHOWN_VERSIONS)}" if saved else did_you_mean(name, names(connection, tenant))
+    return NotStoredError(f"there is no version {version} of a plan `{name}`", hint=hint)
 
 
 def of_run(connection: Connection, run: Row) -> ExecutionPlan:

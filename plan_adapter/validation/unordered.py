@@ -34,16 +34,31 @@ def check_order(plan: ExecutionPlan, calls: Sequence[Call], dependencies: Depend
 
 
 def _check_level(calls: Sequence[Call], dependencies: Mapping[str, Sequence[str]], findings: Findings) -> None:
-    users = dict[str, list[Call]]()
+    users, found = dict[str, list[Call]](), dict[str, list[tuple[Call, Call]]]()
     for call in calls:
-        for thing in sorted(_things(call)):
-            earlier = _unordered(call, users.setdefault(thing, []), dependencies)
-            users[thing].append(call)
+        things = sorted(_things(call))
+        for thing in things:
+            earlier = _unordered(call, users.get(thing, []), dependencies)
             if earlier is not None and "depends_on" not in call.step.model_fields_set:
-                message = f"`{call.step.id}` does not wait for `{earlier.step.id}`, which is written before it and also uses {thing}"
-                hint = "add it to `depends_on`, or write `depends_on: []` if both may run at the same time"
-                findings.warn("implicit-order", call.at, message, hint)
+                found.setdefault(thing, []).append((call, earlier))
                 break
+        for thing in things:
+            users.setdefault(thing, []).append(call)
+    for thing, pairs in found.items():
+        _warn(thing, pairs, findings)
+
+
+def _warn(thing: str, pairs: Sequence[tuple[Call, Call]], findings: Findings) -> None:
+    """Warn once about everything that uses `thing`: each call, and the one that it does not wait for."""
+    call, earlier = pairs[0]
+    if len(pairs) == 1:
+        message = f"`{call.step.id}` does not wait for `{earlier.step.id}`, which is written before it and also uses {thing}"
+        hint = "add it to `depends_on`, or write `depends_on: []` if both may run at the same time"
+    else:
+        steps = ", ".join(f"`{later.step.id}`" for later, _ in pairs)
+        message = f"{steps} do not wait for the steps that are written before them and also use {thing}"
+        hint = "write `depends_on` or `order: sequence`, or `depends_on: []` if they may run at the same time"
+    findings.warn("implicit-order", call.at, message, hint)
 
 
 def _unordered(call: Call, users: Sequence[Call], dependencies: Mapping[str, Sequence[str]]) -> Call | None:

@@ -129,7 +129,7 @@ def test_yes_starts_nothing_if_the_policy_refuses_it(plan: Plan) -> None:
     [
         ((), "which run? `plan gates` lists the runs that wait"),
         (("0000000",), "no run has the id `0000000`"),
-        (("RUN", "--step", "nope"), "has no step `nope`; steps: greet"),
+        (("RUN", "--step", "nope"), "has no step `nope`; known: `greet`"),
         (("RUN", "--by", "ana"), "--by alone proves nothing"),
         (("RUN", "--step", "a", "--step", "b"), "see `plan approve --help`"),
     ],

@@ -249,7 +249,7 @@ def test_a_form_that_prefect_does_not_keep_is_reported_with_the_command_that_ans
             refused = laptop(*command.split()[1:], "--api")
             assert (refused.code, refused.err.rstrip()) == (2, f"plan: {lost}: `{command}` answers it, on a machine with the store")
             doctor = plan("doctor")
-            assert doctor.code == 2
+            assert doctor.code == 1
             assert f"it cannot be answered in the UI\n    `{command}` answers it" in doctor.out
             resumed = resume_in_prefect(UUID(form["flow_run_id"]))
             assert "Run input schema not found" in resumed

@@ -169,7 +169,8 @@ def test_a_usage_error_is_a_json_object_with_the_json_option(plan: Plan) -> None
     result = plan("explain", "cyle", "--json")
     assert result.code == 2
     message = "no problem has the code `cyle`; did you mean `cycle`?"
-    assert result.lines == [{"type": "error", "code": "usage", "message": message, "hint": None, "at": None, "error": "usage"}]
+    hint = "did you mean `cycle`?"
+    assert result.lines == [{"type": "error", "code": "usage", "message": message, "hint": hint, "at": None, "error": "usage"}]
 
 
 def test_the_version_is_printed(plan: Plan) -> None:

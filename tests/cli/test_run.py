@@ -300,10 +300,10 @@ def test_the_error_without_a_server_names_the_options(plan: Plan) -> None:
     assert plan("runs", "--json").lines == []
 
 
-def test_doctor_reports_problems_and_exits_with_2(plan: Plan) -> None:
+def test_doctor_reports_problems_and_exits_with_9_without_a_server(plan: Plan) -> None:
     result = plan("doctor", "--json")
     bad = [finding for finding in result.lines if not finding["ok"]]
-    assert result.code == 2
+    assert result.code == 9
     assert [finding["what"] for finding in bad] == ["Prefect's settings name no API URL, and a local server may not be started"]
     assert "BAD " in plan("doctor").out
 

@@ -17,6 +17,7 @@ from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.model.plan import Step
 from plan_adapter.model.values import milliseconds
+from plan_adapter.validation import find_problems
 from tests.documents.generated import plans
 from tests.documents.test_schema import as_json
 
@@ -71,6 +72,14 @@ def same(short: str, long: str) -> None:
     written, meant = load_plan(short), load_plan(long)
     assert written.to_document() == meant.to_document()
     assert list(Draft202012Validator(plan_schema()).iter_errors(as_json(short))) == []
+
+
+@pytest.mark.parametrize("value", ["[make]", "make", "{argv: [make]}"])
+def test_a_misspelt_built_in_tool_is_one_problem_whatever_its_value(value: str) -> None:
+    plan, problems = read_document(f"description: x\nsteps:\n  - {{id: a, run_comand: {value}, timeout: 1m}}\n")
+    assert problems == [] and plan is not None
+    (problem,) = find_problems(plan, ToolRegistry.from_settings([]))
+    assert (problem.code, problem.at, problem.hint) == ("unknown-tool", "steps[0].tool_name", "did you mean `run_command`?")
 
 
 def test_a_rolling_restart_with_an_approval_per_node_takes_twenty_lines() -> None:

@@ -78,6 +78,23 @@ def test_no_warning_about_the_order(steps: str, options: str) -> None:
     assert warnings(read(steps, options), "implicit-order") == []
 
 
+def test_several_steps_that_use_one_file_at_the_same_time_are_one_warning() -> None:
+    step = "  - {id: s%d, write_file: {path: out.txt, content: x}}\n"
+    (warning,) = warnings(read("".join(step % number for number in range(4))), "implicit-order")
+    text = "`s1`, `s2`, `s3` do not wait for the steps that are written before them and also use `out.txt`"
+    assert warning == ("steps[1]", text)
+
+
+def test_a_step_that_was_warned_about_is_still_a_user_of_its_other_files() -> None:
+    steps = (
+        "  - {id: a, bash: {command: x, cwd: lib/a}}\n"
+        "  - {id: b, run_command: [cp, lib/a, lib/b], timeout: 1m}\n"
+        "  - {id: c, write_file: {path: lib/b, content: x}}\n"
+    )
+    found = [text.split(",")[0] for _, text in warnings(read(steps), "implicit-order")]
+    assert found == ["`b` does not wait for `a`", "`c` does not wait for `b`"]
+
+
 def test_a_long_chain_that_uses_one_file_is_searched_once_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = list[object]()
 

@@ -104,7 +104,7 @@ class Offers:
         for offer in offers:
             if offer.name == name:
                 return await offer.call(arguments)
-        raise UsageError(f"there is no tool `{name[:80]}`; {did_you_mean(name, [offer.name for offer in offers])}")
+        raise UsageError(f"there is no tool `{name[:80]}`", hint=did_you_mean(name, [offer.name for offer in offers]))
 
 
 def _operation_offer(operations: Operations, name: str) -> Offer:

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model: bool = False, json: bool = False) -> int:
-    """Check this installation, its server, store, tools, signers and model, and exit with 2 if anything is wrong. Starts no server.
+    """Check this installation, its server, store, tools, signers and model. Starts no server.
+
+    Exits with 9 if the store or the server cannot be used, and with 1 if anything else is wrong.
 
     Args:
         plan: Also check the secrets of this plan: where each comes from, or that it is missing. No value is ever shown.
@@ -44,10 +45,17 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
     findings += [] if plan is None else _check_plan(plan, tools or [], settings)
     for finding in findings:
         if json:
-            output.json_line("check", asdict(finding))
+            output.json_line("check", {"ok": finding.ok, "what": finding.what, "hint": finding.hint})
         else:
             output.line(f"{'ok ' if finding.ok else 'BAD'} {finding.what}" + (f"\n    {finding.hint}" if finding.hint else ""))
-    return ExitCode.DONE if all(finding.ok for finding in findings) else ExitCode.USAGE
+    return _code_of(findings)
+
+
+def _code_of(findings: list[Finding]) -> ExitCode:
+    """Return the exit code: UNAVAILABLE before FAILED."""
+    if any(finding.is_unavailable for finding in findings):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.DONE if all(finding.ok for finding in findings) else ExitCode.FAILED
 
 
 def _check_store(settings: Settings) -> Finding:
@@ -59,7 +67,7 @@ def _check_store(settings: Settings) -> Finding:
     try:
         return Finding(ok=True, what=f"{asyncio.run(describe_store())} answers")
     except StoreError as error:
-        return Finding(ok=False, what=str(error))
+        return Finding(ok=False, what=str(error), is_unavailable=True)
 
 
 def _running_server(settings: Settings) -> Server | None:

@@ -23,7 +23,7 @@ def explain(code: str | None = None, /, *, json: bool = False) -> int:
     found = explanations()
     name = None if code is None else code.strip().strip("[]")
     if name is not None and name not in found:
-        raise UsageError(f"no problem has the code `{name}`; {_near(name)}")
+        raise UsageError(f"no problem has the code `{name}`", hint=_near(name))
     if json:
         for wanted in CATALOGUE if name is None else (name,):
             output.json_line("explanation", found[wanted]._asdict())

@@ -25,7 +25,7 @@ def guide(topic: str | None = None, /, *, json: bool = False) -> int:
             output.table(("TOPIC", "TITLE"), rows)
         return ExitCode.DONE
     if topic not in pages:
-        raise UsageError(f"the guide has no page `{topic}`; {did_you_mean(topic, list(pages))}")
+        raise UsageError(f"the guide has no page `{topic}`", hint=did_you_mean(topic, list(pages)))
     if json:
         output.json_line("guide_page", {"topic": topic, "text": pages[topic]})
     elif output.is_terminal(sys.stdout):

@@ -58,7 +58,7 @@ def init(path: Path = Path("plan.yaml"), /, *, json: bool = False) -> int:
         with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} already exists; give another name: `plan init NAME.yaml`") from None
+        raise UsageError(f"{path} already exists", hint="give another name: `plan init NAME.yaml`") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     if json:

@@ -17,6 +17,7 @@ from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import NoServerError
 from plan_adapter.model.plan import GOAL
+from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import call_name, counted
 from plan_adapter.model.record import PlanRun, Receipt
 from plan_adapter.model.rounds import round_text
@@ -50,7 +51,7 @@ async def logs(run: str, /, step: str | None = None, *, json: bool = False) -> i
     async with open_store(settings) as store:
         found = await store.run(run)
         if step is not None and step not in [known.id for known in found.steps]:
-            raise UsageError(f"run {found.id} has no step `{step}`; steps: {', '.join(known.id for known in found.steps[:20])}")
+            raise UsageError(f"run {found.id} has no step `{step}`", hint=did_you_mean(step, [known.id for known in found.steps]))
         lines, source = await _read_lines(found, store, settings)
     shown = [line for line in lines if step is None or _step_id(line) == step]
     for line in shown:

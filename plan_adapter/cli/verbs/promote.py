@@ -89,7 +89,9 @@ def _warnings(run: "PlanRun") -> list[str]:
     if run.status is PlanStatus.COMPLETED:
         return []
     if run.status is not PlanStatus.PARTIAL:
-        raise UsageError(f"run {run.id} is {run.outcome_text}: only a completed run becomes a runbook; `plan show {run.id}` shows why")
+        raise UsageError(
+            f"run {run.id} is {run.outcome_text}: only a completed run becomes a runbook", hint=f"`plan show {run.id}` shows why"
+        )
     steps = ", ".join(step.id for step in run.steps if step.status is not StepStatus.COMPLETED)
     return [f"run {run.id} is only partial; nothing proves that these steps work: {steps}"]
 

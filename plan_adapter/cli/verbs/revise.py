@@ -130,7 +130,7 @@ async def _read_new_version(run: "PlanRun", source: str | None, store: "PlanStor
 
 async def _edit_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":
     if not is_at_terminal():
-        raise UsageError("--edit needs a terminal; give the new version as a file")
+        raise UsageError("--edit needs a terminal", hint="give the new version as a file")
     return await edited_plan(run, store, tools, Conversation())
 
 

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import ApprovalState, approval_state_of, gate_line, listed_state
-from plan_adapter.cli.exit_codes import ExitCode, UsageError
+from plan_adapter.cli.exit_codes import ExitCode, UsageError, without_hint
 from plan_adapter.cli.records import gate_json, run_json, version_json
 from plan_adapter.cli.run_view import run_lines
 from plan_adapter.cli.sources import STORE_PREFIX, is_document, open_store, plan_of
@@ -99,7 +99,7 @@ async def _list_versions(name: str | None, *, as_json: bool) -> int:
         else:
             found = await store.versions(name.removeprefix(STORE_PREFIX))
     if name is not None and not found:
-        raise UsageError(f"no plan is stored as `{name}`; {did_you_mean(name, names) or '`plan save FILE` stores one'}")
+        raise UsageError(f"no plan is stored as `{name}`", hint=did_you_mean(name, names) or "`plan save FILE` stores one")
     if found and as_json:
         for version in found:
             output.json_line("version", {**(version_json(version) or {}), "created_at": version.created_at})
@@ -282,7 +282,7 @@ async def find_plan_or_run(source: str) -> "ExecutionPlan | ShownRun":
             except (NotStoredError, UsageError) as no_plan:
                 if no_run.is_ambiguous:  # the plan was not meant
                     raise no_run from None
-                raise UsageError(f"{no_run}; {no_plan}") from no_plan
+                raise UsageError(f"{no_run}; {without_hint(no_plan)}", hint=no_plan.hint, code="run-not-found") from no_plan
 
 
 def _plan_json(plan: "ExecutionPlan", digest: str) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class PlanSession:
         """Return the progress of the run. Before the run, return the plan with every step pending."""
         if self.run is not None:
             return self.run.summary()
-        plan, count = self._require_plan(), len(self._require_plan().all_steps)
+        plan, count = self._require_plan(), len(self._require_plan().steps)
         return PlanSummary(plan.id, plan.description, self._status(), count, 0, 0, count, 0, 0, 0.0, f"0 of {counted(count, 'step')} done")
 
     def format(self) -> str:

@@ -444,12 +444,9 @@ class PlanRun:
         raise KeyError(f"no step is called `{step_id}`; {did_you_mean(str(step_id), [step.id for step in self.steps])}")
 
     def summary(self) -> PlanSummary:
-        """Return the number of steps by status, and the progress. An empty run has progress 0.
-
-        A group counts by item, and with each of its steps until its items are known.
-        """
-        by_item = {step.id for step in self.steps if step.items or (not step.plan and step.status is StepStatus.COMPLETED)}
-        whole = [step for step in self.steps if step.group not in by_item]
+        """Return the number of steps by status, with a group counted by item, and the progress. An empty run has progress 0."""
+        plans = {step.id for step in self.steps if step.plan}
+        whole = [step for step in self.steps if step.group is None or step.group in plans]  # not the steps of groups
         groups = [step for step in whole if step.items]
         steps = [
             GroupItem(step.id, step.status, rolled_back=step.rolled_back and step.status is StepStatus.COMPLETED)

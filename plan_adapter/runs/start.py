@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.items import recorded_group_items
 from plan_adapter.gates.approval import approves_in_advance, refuse_operation
 from plan_adapter.local import telemetry
 from plan_adapter.local.settings import Settings
@@ -173,9 +172,6 @@ async def create_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest
         folder=current_folder(run_request.settings),
     )
     await store.ledger.create(run, bound.validated)
-    for step in plan.all_steps:
-        if step.is_group:  # as a store that reads the run fills them in
-            run.step(step.id).items = recorded_group_items(plan, run, step, RunHistory())
     return run
 
 

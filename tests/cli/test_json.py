@@ -29,7 +29,7 @@ def test_the_schema_is_printed(plan: Plan) -> None:
 def test_an_error_is_one_object_with_its_code(plan: Plan) -> None:
     run_id = waiting(plan)
     commands = {
-        "usage": ("show", "nothing"),
+        "usage": ("explain", "nothing"),
         "run-not-found": ("logs", "0000000"),
         "not-stored": ("show", "store:nothing"),
         "not-approved": ("approve", run_id, "--digest", "00000000"),

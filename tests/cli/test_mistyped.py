@@ -1,7 +1,5 @@
 """Tests of mistyped names of runs, steps, files and versions: the error names what is near, and its JSON has that as `hint`."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.cli.conftest import Plan
@@ -37,34 +35,3 @@ def test_a_version_that_is_not_stored_is_answered_with_those_that_are(plan: Plan
     completed(plan)
     assert plan("run", "restart-web@7").err == "plan: there is no version 7 of a plan `restart-web`; its versions: 2, 1\n"
     assert plan("run", "restrat-web@1").err == "plan: there is no version 1 of a plan `restrat-web`; did you mean `restart-web`?\n"
-
-
-GROUP = """\
-description: Restart the nodes
-options: {step_timeout_ms: 60000}
-steps:
-  - {id: list, run_command: [echo, web-1]}
-  - id: nodes
-    for_each: "${{ ITEMS }}"
-    steps:
-      - {id: drain, run_command: [echo, "${{ item }}"]}
-      - {id: restart, run_command: [echo, "${{ item }}"], depends_on: [drain]}
-"""
-
-
-@pytest.mark.parametrize(
-    ("items", "count", "text"),
-    [
-        ("['web-1', 'web-2']", "0/3", "0 of 1 step done, 1 not started; 0 of 2 nodes done, 2 not started"),
-        ("steps.list.result.stdout.split(' ')", "0/4", "0 of 4 steps done, 4 not started"),
-    ],
-    ids=["known items", "unknown items"],
-)
-def test_a_run_that_waits_is_counted_alike_everywhere(plan: Plan, items: str, count: str, text: str) -> None:
-    Path("nodes.yaml").write_text(GROUP.replace("ITEMS", items), encoding="utf-8")
-    ran = plan("run", "nodes.yaml", "--offline")
-    assert ran.code == 6
-    assert ": 4 steps\n" in plan("run", "nodes.yaml", "--offline", "--yes").err
-    assert ran.out == f"Restart the nodes: Waiting: {text}\n"
-    assert text in plan("show", plan("runs", "--json").lines[-1]["id"]).out
-    assert f" {count} " in plan("runs").out

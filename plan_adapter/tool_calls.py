@@ -1,7 +1,10 @@
 """`AgentTool`: one of our tools as an agent of another library calls it. Each call is a run of one step, with its gate and receipt."""
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypedDict, Unpack, cast
 from uuid import UUID, uuid5
 
@@ -12,7 +15,7 @@ from plan_adapter.gates.approval import Approver, needs_gate, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import canonical_json
-from plan_adapter.model.errors import NotApprovedError, RunConflictError, RunNotFoundError, ToolError, UnknownOutcomeError
+from plan_adapter.model.errors import NotApprovedError, PlanAdapterError, RunConflictError, RunNotFoundError, ToolError, UnknownOutcomeError
 from plan_adapter.model.hooks import Hooks
 from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions, Input
 from plan_adapter.model.plan import ExecutionPlan, Step
@@ -28,6 +31,9 @@ from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
 POLL_SECONDS = 1.0
 """The interval of checks: nothing announces that a process died or that its lease has expired."""
+
+STARTING_SECONDS = 30.0
+"""How long a process may take from creating a run to opening its gate or claiming it, with the start of its flow run in between."""
 
 _CALLS = UUID("6a2b0c5e-8f3d-5b1a-9c47-0d6e1f2a3b4c")
 """The namespace of the ids of runs that belong to identified calls."""
@@ -116,19 +122,25 @@ class _AgentCalls:
         """Return the run of a call, which has ended. It is that of an earlier call with the same id and arguments, if there was one."""
         settings = Settings()
         async with opened_store(self.store, settings) as store:
-            run_id = self._run_id(tool, arguments, call_id, store) if call_id else None
+            if not call_id:
+                return await self._start(tool, arguments, self._request(None, settings), store)
+            run_id = self._run_id(tool, arguments, call_id, store)
             request = self._request(run_id, settings)
-            if run_id is not None and await _is_recorded(run_id, store):
-                return await self._finish(run_id, request, store)
-            plan = _plan_of(tool, self, arguments)
-            bound = bind_inputs(validate(plan, self.tools), {"arguments": arguments} if plan.inputs else None)
-            await self._refuse_unattended(tool, bound, store, settings)
-            try:
-                return await execute_plan(bound, run_request=request, store=store, offline=self.offline)
-            except RunConflictError:
-                if run_id is None or not await _is_recorded(run_id, store):
-                    raise
-                return await self._finish(run_id, request, store)  # the same call was made elsewhere in the meantime
+            async with _alone(run_id, store):
+                if await _is_recorded(run_id, store):
+                    return await self._finish(run_id, request, store)
+                try:
+                    return await self._start(tool, arguments, request, store)
+                except (RunConflictError, NotApprovedError) as error:
+                    if not await _is_recorded(run_id, store) or not await _may_be_elsewhere(error, run_id, store):
+                        raise
+                    return await self._finish(run_id, request, store)
+
+    async def _start(self, tool: Tool[..., Any], arguments: dict[str, JsonValue], request: RunRequest, store: PlanStore) -> PlanRun:
+        plan = _plan_of(tool, self, arguments)
+        bound = bind_inputs(validate(plan, self.tools), {"arguments": arguments} if plan.inputs else None)
+        await self._refuse_unattended(tool, bound, store, request.settings)
+        return await execute_plan(bound, run_request=request, store=store, offline=self.offline)
 
     def _request(self, run_id: str | None, settings: Settings) -> RunRequest:
         is_form = isinstance(self.approver, PrefectApprover)
@@ -144,19 +156,17 @@ class _AgentCalls:
 
     async def _finish(self, run_id: str, request: RunRequest, store: PlanStore) -> PlanRun:
         """Return a recorded run once it has ended: wait for the process that executes it, or resume it if there is none."""
+        deadline = time.monotonic() + STARTING_SECONDS
         while True:
             run = await store.run(run_id)
             if not _can_continue(run):
                 return run
-            if await owner_text(run_id, store) is None:
+            if not await _is_taken(run, store):
                 try:
                     return await execute_resume(run_id, tools=self.tools, run_request=request, store=store, offline=self.offline)
-                except NotApprovedError as error:  # it cannot be resumed here, such as in another folder
-                    if await store.outcomes.unknown(run_id):
-                        raise UnknownOutcomeError(f"the outcome of run {run_id} is unknown: {error}") from error
-                    raise
-                except RunConflictError:
-                    if await owner_text(run_id, store) is None and _can_continue(await store.run(run_id)):
+                except (RunConflictError, NotApprovedError) as error:
+                    if time.monotonic() > deadline or not await _may_be_elsewhere(error, run_id, store):
+                        await _refuse_unknown(run_id, error, store)
                         raise
             await store.changed(POLL_SECONDS)
 
@@ -180,12 +190,49 @@ class _AgentCalls:
         return str(uuid5(_CALLS, canonical_json(identity).decode()))
 
 
+_in_progress = dict[str, object]()
+"""The runs that calls of this process start or resume. All that use one store share its claims, so a run must not have two of them."""
+
+
+@asynccontextmanager
+async def _alone(run_id: str, store: PlanStore) -> AsyncGenerator[None]:
+    """Wait until no other call of this process has the run, and keep others waiting inside the block."""
+    mine = object()
+    while _in_progress.setdefault(run_id, mine) is not mine:
+        await store.changed(POLL_SECONDS)
+    try:
+        yield
+    finally:
+        del _in_progress[run_id]
+
+
 async def _is_recorded(run_id: str, store: PlanStore) -> bool:
     try:
         await store.run(run_id, with_steps=False)
     except RunNotFoundError:
         return False
     return True
+
+
+async def _is_taken(run: PlanRun, store: PlanStore) -> bool:
+    """Return whether a process executes the run, waits at its gate, or has created it a moment ago and will do so."""
+    if await owner_text(run.id, store) is not None:
+        return True
+    if run.status is not PlanStatus.PENDING_APPROVAL or await store.gates.find(run_id=run.id, open_only=False):
+        return False
+    return await store.now() - run.created_at < timedelta(seconds=STARTING_SECONDS)
+
+
+async def _may_be_elsewhere(error: PlanAdapterError, run_id: str, store: PlanStore) -> bool:
+    """Return whether `error` may mean that another process was faster: it executes the run now, has ended it, or is about to claim it."""
+    run = await store.run(run_id)
+    return isinstance(error, RunConflictError) or not _can_continue(run) or await _is_taken(run, store)
+
+
+async def _refuse_unknown(run_id: str, error: PlanAdapterError, store: PlanStore) -> None:
+    """Raise UnknownOutcomeError if the run may have made its call, so that `error` does not look as if it had not."""
+    if await store.outcomes.unknown(run_id):
+        raise UnknownOutcomeError(f"the outcome of run {run_id} is unknown: {error}") from error
 
 
 def _can_continue(run: PlanRun) -> bool:

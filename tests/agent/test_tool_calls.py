@@ -193,3 +193,19 @@ async def test_a_call_whose_process_was_killed_is_not_repeated(
             await made.call({"text": "hi"}, call_id=["c1"])
     assert (tmp_path / "posted").read_text() == "hi"
     assert len(await store.runs()) == 1
+
+
+async def test_processes_that_make_the_same_call_at_the_same_time_make_one_effect(
+    store: PlanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTED", str(tmp_path / "posted"))
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", f"sqlite:///{tmp_path / 'plans.db'}")
+    monkeypatch.chdir(Path(__file__).parent.parent.parent)
+    await store.upgrade()
+    command = [sys.executable, "-c", MAKE_CALL, "post_and_die"]  # without DIES, it only posts
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
+    for process in processes:
+        _, errors = await asyncio.to_thread(process.communicate)
+        assert process.returncode == 0, errors.decode()
+    assert (tmp_path / "posted").read_text() == "hi"
+    assert len(await store.runs()) == 1

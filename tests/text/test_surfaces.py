@@ -87,7 +87,7 @@ def surfaces(facts: RunFacts) -> dict[str, str]:
     """Return the text of a run on each surface, on one line, with all marks as shapes."""
     account = RunAccount(facts, "Partial", asked=(), next_text=None, approvals=(), notes=(), now=NOW)
     steps = [a_step(step.id) for step in facts.steps]
-    report = RunReport(account, "intact", "d" * 64, steps, {}, {}, picture="", timeline="")
+    report = RunReport(account, "intact", "d" * 64, steps, places={}, calls={}, rounds={}, picture="", timeline="")
     nodes = [GraphNode(step.id, step.what, None, False, False, None, (), step.mark, step.detail, step.items) for step in facts.steps]
     texts = {
         "show": "\n".join(f"{'' if line.mark is None else line.mark[0]} {line.label or ''} {line.text}" for line in run_lines(account)),

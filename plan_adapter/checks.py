@@ -33,7 +33,7 @@ def find_problems(plan: PlanSource, tools: Tools, *, store: "PlanStore | None" =
 
 
 def lint(plan: PlanSource, tools: Tools, *, store: "PlanStore | None" = None) -> list[Problem]:
-    """Return what `find_problems` returns, plus warnings about things that can run but are probably wrong."""
+    """Return every problem of `find_problems`, plus warnings about things that can run but are probably wrong."""
     registry = as_registry(tools)
     try:
         loaded = plan_of(plan, store=store, twin=_LOADER)

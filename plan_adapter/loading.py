@@ -75,7 +75,10 @@ async def aplan_of(source: PlanSource, *, store: "PlanStore | None" = None) -> E
 
 
 def plan_of(source: PlanSource, *, store: "PlanStore | None" = None, twin: str) -> ExecutionPlan:
-    """Return what `aplan_of` returns. Only what is in the store needs an event loop; inside one, raises RuntimeError that names `twin`."""
+    """Return the plan that `source` is or names, as `aplan_of` does.
+
+    Only what is in the store needs an event loop. Inside a running one, raises RuntimeError, which names `twin`.
+    """
     if not _is_stored(source):
         plan, unpinned = _read(source)
         if not unpinned:

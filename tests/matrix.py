@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -222,9 +221,7 @@ def started(interpreter: Path) -> Iterator[str]:
     """
     home = FOLDER / "server-home"
     shutil.rmtree(home, ignore_errors=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = postgres.free_port()
     url = f"http://127.0.0.1:{port}/api"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     ours = {"PREFECT_HOME": str(home), "DO_NOT_TRACK": "1", "PREFECT_API_URL": url}

@@ -119,7 +119,7 @@ def running_server() -> Iterator[PostgresServer]:
     _stop_orphans(programs)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))  # a short path: sockets allow 107 bytes
     (folder / "owner").write_text(str(HostProcess.this()))
-    server = PostgresServer(programs, folder, _free_port())
+    server = PostgresServer(programs, folder, free_port())
     try:
         _make_cluster(server)
         server.start()
@@ -191,7 +191,8 @@ def _server_user() -> pwd.struct_passwd | None:
     return None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port on which nothing listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -40,7 +40,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # a block may be a part of a 
 
 def contents() -> str:
     """Return the tables of contents, one for each group of pages."""
-    groups = {**{title: [f"{GUIDE}/{name}" for name in names] for title, names in PAGES.items()}}
+    groups = {title: [f"{GUIDE}/{name}" for name in names] for title, names in PAGES.items()}
     groups["Contribute"] = ["CONTRIBUTING", *groups["Contribute"], "CHANGELOG", "SECURITY"]
     return "".join(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n{chr(10).join(pages)}\n```\n" for title, pages in groups.items())
 

@@ -43,14 +43,25 @@ def tool_inputs(plan: ExecutionPlan, arguments: str | Mapping[str, JsonValue]) -
 
     Does not check that they fit the plan; `run_plan` does. Raises InvalidPlanError if they are not a JSON object.
     """
-    if isinstance(arguments, str):
+    try:
+        given = read_arguments(arguments)
+    except ValueError as error:
+        hint = 'write one JSON object, as in {"host": "web-1"}'
+        raise InvalidPlanError([Problem("syntax", at="inputs", message=str(error), hint=hint)]) from error
+    return from_strict_form(given, inputs_schema(plan.inputs))
+
+
+def read_arguments(given: str | Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    """Return the arguments of a model's call, which are JSON text or an object. Raises ValueError if they are not a JSON object."""
+    arguments: object = given
+    if isinstance(given, str):
         try:
-            arguments = cast("Mapping[str, JsonValue]", json.loads(arguments or "{}"))
+            arguments = json.loads(given or "{}")
         except (ValueError, RecursionError) as error:
-            raise _bad_arguments(f"the arguments are not JSON: {error}") from error
-    if not isinstance(arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a model may write anything
-        raise _bad_arguments("the arguments are not a JSON object")
-    return from_strict_form(arguments, inputs_schema(plan.inputs))
+            raise ValueError(f"the arguments are not JSON: {error}") from error
+    if not isinstance(arguments, Mapping):
+        raise ValueError("the arguments are not a JSON object")  # noqa: TRY004  # a model may write anything
+    return cast("Mapping[str, JsonValue]", arguments)
 
 
 def function_name(name: str, taken: Collection[str] = ()) -> str:
@@ -68,7 +79,3 @@ def function_name(name: str, taken: Collection[str] = ()) -> str:
 def _can_be_strict(plan: ExecutionPlan) -> bool:
     kinds: list[Any] = [declared.items if declared.type == "array" else declared.type for declared in plan.inputs.values()]
     return all(kind in _PLAIN for kind in kinds)
-
-
-def _bad_arguments(message: str) -> InvalidPlanError:
-    return InvalidPlanError([Problem("syntax", at="inputs", message=message, hint='write one JSON object, as in {"host": "web-1"}')])

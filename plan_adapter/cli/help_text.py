@@ -46,7 +46,7 @@ class _Formatter(DefaultFormatter):
 
 
 def example_command(name: str, example: Example) -> str:
-    """Return what to type."""
+    """Return the command of an example, as a person types it."""
     return f"plan {name} {example.arguments}".rstrip()
 
 

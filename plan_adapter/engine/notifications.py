@@ -157,7 +157,7 @@ def _prologue() -> str:
 
 
 def _gate_lines() -> str:
-    """Return who asked, the first screen of the gate, and how to answer it."""
+    """Return the lines that name the requester, show the first screen of the gate, and say how to answer it."""
     screen = "\n{%- for line in fact.first_screen | default([], true) %}\n{{ plain(line) }}\n{%- endfor %}"
     digest = tr("Digest: {digest}", digest="{{ plain(fact.digest) | truncate(12, true, '', 0) }}")
     return _asked_by() + screen + _link(tr("Read it and answer"), tr("`plan gates` lists it.")) + _line_if("fact.digest", digest)

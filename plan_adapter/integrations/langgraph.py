@@ -1,10 +1,9 @@
 """`plan_tools`: our tools for an agent or a graph of LangGraph. Each call is a run with its gate and receipt."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, Unpack, cast
 
-from plan_adapter.integrations import missing_extra
+from plan_adapter.integrations import missing_extra, result_text
 from plan_adapter.model.errors import NotApprovedError, ToolError, UnknownOutcomeError
 from plan_adapter.tool_calls import AgentTool, CallOptions, agent_tools
 from plan_adapter.tools.registry import Tools
@@ -37,7 +36,7 @@ def _build_tool(called: AgentTool) -> StructuredTool:
             raise
         except (ToolError, NotApprovedError) as error:
             raise ToolException(str(error)) from error
-        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        return result_text(result)
 
     tool = called.tool
     return StructuredTool(
@@ -50,7 +49,7 @@ def _build_tool(called: AgentTool) -> StructuredTool:
 
 
 def _call_id(runtime: ToolRuntime[Any, Any]) -> tuple[str, ...]:
-    """Return what identifies this call: checkpoints keep the thread and the message. Empty without both: nothing can be resumed then."""
+    """Return the identity of this call. Checkpoints keep the thread and the message. Empty without both: nothing can be resumed then."""
     thread = str(runtime.config.get("configurable", {}).get("thread_id", ""))
     for message in reversed(_messages(runtime.state)):
         if isinstance(message, AIMessage) and any(call["id"] == runtime.tool_call_id for call in message.tool_calls):

@@ -1,10 +1,13 @@
 """`plan_tools`: our tools for an agent of the OpenAI Agents SDK. Each call is a run with its gate and receipt."""
 
-import json
-from typing import Any, Unpack, cast
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from pydantic import JsonValue
 
 from plan_adapter.agent.answer_schemas import from_strict_form, strict_form
-from plan_adapter.integrations import missing_extra
+from plan_adapter.agent.plan_tools import read_arguments
+from plan_adapter.integrations import missing_extra, result_text
 from plan_adapter.model.errors import NotApprovedError, ToolError, UnknownOutcomeError
 from plan_adapter.tool_calls import AgentTool, CallOptions, agent_tools
 from plan_adapter.tools.registry import Tools
@@ -39,24 +42,21 @@ def _build_tool(called: AgentTool) -> FunctionTool:
             raise
         except (ToolError, NotApprovedError) as error:
             return str(error)
-        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        return result_text(result)
 
     schema = strict_form(tool.parameters_schema)
     return FunctionTool(name=tool.name, description=tool.description, params_json_schema=schema, on_invoke_tool=call)
 
 
 def _call_id(context: ToolContext[Any]) -> tuple[str, ...]:
-    """Return what identifies this call. Some servers count the calls of each conversation, so the id of the call alone is not enough."""
+    """Return the identity of this call. Some servers count the calls of each conversation, so the id of the call alone is not enough."""
     provider_data: dict[str, Any] = getattr(context.tool_call, "provider_data", None) or {}
     return context.tool_call_id, str(provider_data.get("response_id", ""))
 
 
-def _read(given: str) -> dict[str, Any]:
+def _read(given: str) -> Mapping[str, JsonValue]:
     """Return the arguments of a call. Raises ToolError if they are not a JSON object."""
     try:
-        arguments = json.loads(given or "{}")
+        return read_arguments(given)
     except ValueError as error:
-        raise ToolError(f"the arguments are not JSON: {error}") from error
-    if not isinstance(arguments, dict):
-        raise ToolError("the arguments are not a JSON object")
-    return cast("dict[str, Any]", arguments)
+        raise ToolError(str(error)) from error

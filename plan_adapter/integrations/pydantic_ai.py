@@ -61,7 +61,7 @@ class PlanToolset(AbstractToolset[Any]):
 
 
 def _call_id(ctx: RunContext[Any]) -> tuple[str, ...]:
-    """Return what identifies this call. Stored messages keep it, while a continued agent has another run id."""
+    """Return the identity of this call. Stored messages keep it, while a continued agent has another run id."""
     for message in reversed(ctx.messages):
         if isinstance(message, ModelResponse) and any(call.tool_call_id == ctx.tool_call_id for call in message.tool_calls):
             return str(ctx.tool_call_id), message.provider_response_id or "", message.timestamp.isoformat()

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from tests.benchmarks.shapes import Shape, chain, fanout, layered, sleepfan, unequal, zigzag
+from tests.postgres import free_port
 
 pytestmark = pytest.mark.benchmark
 
@@ -45,9 +45,7 @@ SERIES_ROUNDS = 3
 def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prefect server with the defaults of `prefect server start`, which writes task runs one by one."""
     home = tmp_path_factory.mktemp("default-server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"PREFECT_HOME": str(home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
     command = [str(Path(sys.executable).with_name("prefect")), "server", "start", "--host", "127.0.0.1", "--port", str(port)]

@@ -165,7 +165,7 @@ def at_a_question(plan: Plan) -> Mapping[str, str]:
 
 
 def unknown(plan: Plan) -> Mapping[str, str]:
-    """A run of which nobody knows whether its second step took effect."""
+    """A run whose second step has an unknown outcome."""
     lost = {"id": "restart", "tool_name": "get_lost", "depends_on": ["drain"]}
     ran(plan, 7, "run", write_plan(steps=[RESTART["steps"][0], lost]), "--offline", *TOOLS)
     return {}

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import yaml
 
 from plan_adapter.engine.connection import Server
-from tests.postgres import PostgresServer, running_server
+from tests.postgres import PostgresServer, free_port, running_server
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deployments" / "compose.yaml"
@@ -138,10 +137,3 @@ def has_namespaces() -> bool:
         return subprocess.run([*NAMESPACES, "hostname", "elsewhere"], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
         return False
-
-
-def free_port() -> int:
-    """Return an unused port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

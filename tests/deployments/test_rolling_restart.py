@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from plan_adapter.gates import ApprovalRequest
 from plan_adapter.runs import acancel_run
 from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook, served
+from tests.postgres import free_port
 
 NODE = """
 import os, socket, sys
@@ -93,9 +93,7 @@ class Site:
 
     def add(self, *, wanted: str) -> str:
         """Start a node that a restart changes to the version `wanted`."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         folder = self.folder / str(port)
         folder.mkdir()
         (folder / "version").write_text("one")

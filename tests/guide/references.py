@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from plan_adapter.cli.app import ADMIN_GROUPS, GROUPS, OPTIONS, Verb, build_app
 from plan_adapter.cli.examples import EXAMPLES
 from plan_adapter.cli.exit_codes import ExitCode
-from plan_adapter.cli.help_text import example_command
+from plan_adapter.cli.help_text import description_of, example_command, usage_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.problems import CATALOGUE
 
@@ -52,7 +52,7 @@ def _contents(title: str, verbs: tuple[Verb, ...]) -> str:
 
 
 def _verb_text(verb: Verb, app: Any) -> str:
-    rows, positional = list[tuple[str, str]](), list[str]()
+    rows = list[tuple[str, str]]()
     for argument in app.assemble_argument_collection(parse_docstring=True):
         is_positional = argument.index is not None
         names = [name for name in argument.names if not name.startswith(("--no-", "--empty-"))]
@@ -60,13 +60,8 @@ def _verb_text(verb: Verb, app: Any) -> str:
         if is_positional and names[0].startswith("-"):  # an argument that is also an option
             shown = f"`{names[0].lstrip('-').upper()}`, {shown}"
         rows.append((shown, " ".join((argument.parameter.help or "").split())))
-        if is_positional:
-            word = argument.names[0].lstrip("-").upper()
-            word = f"{word}…" if argument.field_info.kind is inspect.Parameter.VAR_POSITIONAL else word
-            positional.append(word if argument.required else f"[{word}]")
-    description = inspect.getdoc(app.default_command) or ""
-    description = description.partition("\nArgs:\n")[0].strip()
-    usage = " ".join(["plan", verb.name, *positional, "[OPTIONS]"])
+    description = description_of(inspect.getdoc(app.default_command) or "")
+    usage = usage_of(app, verb.name).removeprefix("Usage: ")
     text = f"## plan {verb.name}\n\n```console\n{usage}\n```\n\n{_paragraphs(description)}"
     shown = EXAMPLES[verb.name]
     examples = "\n".join(f"$ {example_command(verb.name, example)}  # {example.text}" for example in shown.examples)
@@ -215,7 +210,7 @@ Settings are environment variables. `plan doctor` checks them. Generated from th
 
 
 def _type_text(field: FieldInfo) -> str:
-    """Return what a value of a setting may be."""
+    """Return the values that a setting may have."""
     given = [kind for kind in get_args(field.annotation) if kind is not type(None)]
     kind: Any = given[0] if get_origin(field.annotation) in (Union, UnionType) else field.annotation
     names = {Path: "path", str: "text", SecretStr: "text, secret", bool: "`true` or `false`", int: "whole number", float: "number"}

@@ -17,6 +17,7 @@ from pathlib import Path
 from plan_adapter import PlanStore
 from plan_adapter.model.approvals import Gate
 from tests import installed
+from tests.postgres import free_port
 
 BLOCK = re.compile(r"^```(?P<language>\w+)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 WAIT_SECONDS = 120.0
@@ -154,10 +155,3 @@ class Typist:
                 process.wait()
         self.running.clear()
         subprocess.run(["plan", "down"], cwd=self.folder, env=self.environment, check=False, capture_output=True)
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -47,7 +47,7 @@ def thread(name: str) -> RunnableConfig:
 
 
 def returns(state: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return what the model got for its calls: the status, and the content."""
+    """Return the results that the model got for its calls: the status, and the content."""
     return [(message.status, message.content) for message in state["messages"] if isinstance(message, ToolMessage)]
 
 

@@ -57,7 +57,7 @@ async def agent_with(tools: list[Any], *script: Reply) -> AsyncGenerator[tuple[A
 
 
 def returns(request: Request) -> list[str]:
-    """Return what the model got for its calls."""
+    """Return the results that the model got for its calls."""
     return [message["content"] for message in request["messages"] if message["role"] == "tool"]
 
 

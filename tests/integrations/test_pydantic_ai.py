@@ -38,7 +38,7 @@ def model_that_calls(*calls: tuple[str, Mapping[str, Any]], turns: int = 1) -> F
 
 
 def returns(messages: list[ModelMessage]) -> list[tuple[str, Any]]:
-    """Return what the model got for its calls: the outcome, and the content."""
+    """Return the results that the model got for its calls: the outcome, and the content."""
     parts = [part for message in messages if isinstance(message, ModelRequest) for part in message.parts]
     return [(part.outcome, part.content) for part in parts if isinstance(part, ToolReturnPart)]
 

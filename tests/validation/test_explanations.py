@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.cli.explanations import explanations
+from plan_adapter.cli.verbs.explain import explanations
 from plan_adapter.documents import read_file
 from plan_adapter.loading import pin_files
 from plan_adapter.model.problems import CATALOGUE, Problem

@@ -3,14 +3,47 @@
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple, cast
 
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
-from plan_adapter.cli.explanations import Explanation, explanations
+from plan_adapter.documents import read_mapping
+from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.problems import CATALOGUE, did_you_mean
 
 LIKENESS = 0.5
 """From which likeness on a code may be what somebody meant."""
+
+FILE = Path(__file__).parents[1] / "explanations.yaml"
+"""What `plan explain` adds to the catalogue of codes."""
+
+
+class Explanation(NamedTuple):
+    """What a problem code means, with a piece of a plan that has the problem, and the same piece without it."""
+
+    code: str
+    explanation: str
+    summary: str
+    group: str
+    page: str  # of the guide
+    wrong: str | None  # None: no plan by itself has the problem
+    right: str | None
+
+
+def explanations() -> dict[str, Explanation]:
+    """Return the explanation of every code, in the order of the list."""
+    groups, problems = read_mapping(FILE)
+    if groups is None:
+        raise InvalidPlanError(problems)
+    entries = cast("dict[str, dict[str, dict[str, str]]]", groups)
+    return {code: _explanation_of(code, group, entry) for group, codes in entries.items() for code, entry in codes.items()}
+
+
+def _explanation_of(code: str, group: str, entry: dict[str, str]) -> Explanation:
+    text = CATALOGUE[code]
+    summary = entry.get("short") or text.partition(". ")[0].rstrip(".") + "."
+    return Explanation(code, text, summary, group, entry["page"], entry.get("wrong"), entry.get("right"))
 
 
 def explain(code: str | None = None, /, *, json: bool = False) -> int:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -84,7 +85,7 @@ class Environment:
         run = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([str(interpreters()[self.python]), "-m", "venv", str(FOLDER / self.name)], check=True)
         self.call(*run, "--upgrade", "pip>=25.1")  # it knows `--group`
-        self.call(*run, "--editable", ".[mcp,dask]", "--group", "dev", *self.requirements)
+        self.call(*run, "--editable", f".[{','.join(extras())}]", "--group", "dev", *self.requirements)
         if self.forced:
             self.call(*run, "--upgrade", *self.forced)
         _made.add(self.name)
@@ -155,6 +156,12 @@ class Cell:
         server = "its own" if self.server is None else self.server.versions().partition(",")[0]
         result = self.outcome if self.is_passed else f"**FAILED**: {self.outcome}"
         return f"| {self.name} | {self.environment.versions()} | {server} | {result} | {self.seconds / 60:.1f} min |"
+
+
+def extras() -> list[str]:
+    """Return the extras of this package. The tests use all of them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [*project["optional-dependencies"]]
 
 
 def _locked() -> tuple[str, ...]:

@@ -82,9 +82,15 @@ def _value_text(hint: Any, *, is_positional: bool) -> str:
     return f" {kind.__name__.upper()}{repeated}"
 
 
+@cache
+def _package() -> Any:
+    """Return the source of the package as griffe reads it."""
+    return griffe.load("plan_adapter", search_paths=[Path(__file__).parents[2]])
+
+
 def python() -> str:
     """Return the reference of Python: each public name with its signature and documentation."""
-    package = griffe.load("plan_adapter", search_paths=[Path(__file__).parents[2]])
+    package = _package()
     parts = [
         "# Reference: Python",
         "Each public name is in exactly one module. `plan guide embedding` says how they fit together. "
@@ -242,7 +248,7 @@ def problems() -> str:
 
 def _attribute_docs(cls: type) -> Mapping[str, str]:
     """Return the text below each attribute of a class, on one line."""
-    module = griffe.load("plan_adapter", search_paths=[Path(__file__).parents[2]])[cls.__module__.removeprefix("plan_adapter.")]
+    module = _package()[cls.__module__.removeprefix("plan_adapter.")]
     members = module[cls.__name__].members.items()
     return {name: " ".join(member.docstring.value.split()) for name, member in members if member.is_attribute and member.has_docstring}
 

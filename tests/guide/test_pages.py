@@ -26,6 +26,7 @@ def recipe(title: str) -> str:
     return text
 
 
+@pytest.mark.thorough  # 90 s: `make test` types the README, whose commands are the same
 def test_the_tutorial_works_as_written_up_to_the_server(typist: Typist) -> None:
     assert len(typist.type_page(TUTORIAL.partition("## 10. ")[0])) >= 30
 

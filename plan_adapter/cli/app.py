@@ -24,11 +24,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One word after `plan`. Its function and module have the same name, and are imported on use."""
+    """One word after `plan`. Its function and module have the same name, and are imported on use.
+
+    A verb with actions has a function for each of them: `plan store upgrade` calls `store_upgrade`.
+    """
 
     name: str
     help: str
     function: str = ""  # where the name is a Python keyword: `module:function`
+    actions: tuple["Verb", ...] = ()  # the first one is the default
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What is typed after `plan`: the verb, or the verb and one of its actions."""
+        return tuple(f"{self.name} {action.name}" for action in self.actions) or (self.name,)
+
+    def arguments_of(self, arguments: Sequence[str]) -> list[str]:
+        """Return the arguments of `plan` with the default action, where they name none."""
+        if self.actions and (len(arguments) == 1 or arguments[1].startswith("-")):
+            return [self.name, self.actions[0].name, *arguments[1:]]
+        return [*arguments]
 
 
 GROUPS: dict[str, tuple[Verb, ...]] = {
@@ -81,16 +96,36 @@ ADMIN_GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("explain", "Explain the code of a problem"),
     ),
     "Permission": (
-        Verb("standing", "Approve a plan's scheduled runs in advance"),
+        Verb(
+            "standing",
+            "Approve a plan's scheduled runs in advance",
+            actions=(
+                Verb("list", "List what is approved in advance"),
+                Verb("add", "Approve a plan's scheduled runs"),
+                Verb("revoke", "Revoke a standing approval"),
+            ),
+        ),
         Verb("enroll", "Set up one-time codes for an approver"),
-        Verb("policy", "Show or set the policy that applies to every plan"),
+        Verb(
+            "policy",
+            "Show or set the policy that applies to every plan",
+            actions=(Verb("show", "Show the policy"), Verb("set", "Set its next version")),
+        ),
     ),
     "Records": (
         Verb("verify", "Check that the record of a run, or the whole store, was not altered"),
         Verb("export", "Write the record of a run to a file that can be verified"),
         Verb("prune", "Delete the records of old runs"),
         Verb("erase", "Erase personal data in the record of a run"),
-        Verb("store", "Show or upgrade the database of plans and runs"),
+        Verb(
+            "store",
+            "Show or upgrade the database of plans and runs",
+            actions=(
+                Verb("status", "Show where it is and whether it can be used"),
+                Verb("upgrade", "Upgrade it to this version"),
+                Verb("grants", "Print the roles for PostgreSQL"),
+            ),
+        ),
     ),
     "Servers": (
         Verb("reconcile", "Find runs whose process died and correct their state in Prefect"),
@@ -103,7 +138,7 @@ ADMIN_GROUPS: dict[str, tuple[Verb, ...]] = {
 
 ADMIN = "admin"
 
-VERBS = [verb for verbs in (*GROUPS.values(), *ADMIN_GROUPS.values()) for verb in verbs]
+VERBS = {verb.name: verb for verbs in (*GROUPS.values(), *ADMIN_GROUPS.values()) for verb in verbs}
 
 OPTIONS = (
     ("--help", "Show this text; `plan VERB --help` explains a verb"),
@@ -182,8 +217,21 @@ def admin_help_text() -> str:
     return "\n\n".join(["Usage: plan admin VERB …", "`plan VERB` is the same.", *_format_groups(ADMIN_GROUPS)])
 
 
+def actions_help_text(verb: Verb) -> str:
+    """Return the text of `plan VERB --help` for a verb with actions."""
+    rows = [(action.name, action.help + (" (the default)" if action is verb.actions[0] else "")) for action in verb.actions]
+    return "\n\n".join(
+        [
+            f"Usage: plan {verb.name} [ACTION] …",
+            f"{verb.help}.",
+            f"Actions:\n{_format_columns(rows, max(len(name) for name, _ in rows))}",
+            f"`plan {verb.name} {verb.actions[-1].name} --help` explains an action.",
+        ]
+    )
+
+
 def _format_groups(groups: Mapping[str, Sequence[Verb]]) -> list[str]:
-    width = max(len(verb.name) for verb in VERBS)
+    width = max(len(name) for name in VERBS)
     return [f"{title}:\n{_format_columns([(verb.name, verb.help) for verb in verbs], width)}" for title, verbs in groups.items()]
 
 
@@ -205,8 +253,15 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         output.line(_version())
         return ExitCode.DONE
-    if arguments[0] not in {verb.name for verb in VERBS} | COMPLETION:
-        raise UsageError(f"there is no verb `{arguments[0]}`", hint=did_you_mean(arguments[0], [verb.name for verb in VERBS]))
+    if arguments[0] not in VERBS.keys() | COMPLETION:
+        raise UsageError(f"there is no verb `{arguments[0]}`", hint=did_you_mean(arguments[0], VERBS))
+    if verb := VERBS.get(arguments[0]):
+        if verb.actions and len(arguments) == 2 and arguments[1] in HELP:
+            output.line(actions_help_text(verb))
+            return ExitCode.DONE
+        arguments = verb.arguments_of(arguments)
+        if verb.actions and arguments[1] not in (names := [action.name for action in verb.actions]):
+            raise UsageError(f"`plan {verb.name}` has no action `{arguments[1]}`", hint=did_you_mean(arguments[1], names))
     if "-" in arguments:
         from plan_adapter.cli.sources import STDIN  # not for `plan --help`
 
@@ -218,14 +273,15 @@ def _dispatch(arguments: list[str]) -> int:
     if not HELP.isdisjoint(arguments):
         from plan_adapter.cli.help_text import write_help  # only for the help of a verb
 
-        write_help(app, arguments[0])
+        write_help(app, " ".join(arguments[: 2 if VERBS[arguments[0]].actions else 1]))
     result: Any = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     return result if isinstance(result, int) else ExitCode.DONE
 
 
 def _print_help(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
-        return _dispatch([arguments[0], "--help"])
+        words = [word for word in arguments if not word.startswith("-")]
+        return _dispatch([*words, "--help"])
     output.line(help_text())
     return ExitCode.DONE
 
@@ -242,8 +298,13 @@ def build_app() -> "App":
         default_parameter=Parameter(negative=(), show_default=False),
         suppress_keyboard_interrupt=False,
     )
-    for verb in VERBS:
-        app.command(f"plan_adapter.cli.{verb.function or f'verbs.{verb.name}:{verb.name}'}", name=verb.name)
+    for verb in VERBS.values():
+        if verb.actions:
+            app.command(actions := App(name=verb.name, help=verb.help))
+            for action in verb.actions:
+                actions.command(f"plan_adapter.cli.verbs.{verb.name}:{verb.name}_{action.name}", name=action.name)
+        else:
+            app.command(f"plan_adapter.cli.{verb.function or f'verbs.{verb.name}:{verb.name}'}", name=verb.name)
     app.register_install_completion_command()  # pyright: ignore[reportUnknownMemberType]  # cyclopts leaves its **kwargs untyped
     return app
 

@@ -1,4 +1,4 @@
-"""Examples of each verb, and the guide page to read on. `plan VERB --help` ends with them.
+"""Examples of each verb and action, and the guide page to read on. `plan VERB --help` ends with them.
 
 `DIGEST` and `ID` stand for what the command before printed. A test runs every example.
 """
@@ -196,19 +196,15 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
             ("--json", "With the schema of their parameters"),
         ),
         "explain": _of("plans", ("", "List every code"), ("cycle", "Explain one, with an example")),
-        "standing": _of(
+        "standing list": _of("approvals", ("", "List them"), ("--all", "Also list those that have ended")),
+        "standing add": _of(
             "approvals",
-            ("", "List what is approved in advance"),
-            ("add restart.yaml --schedule restart-web/restart-web --runs 30", "Approve 30 scheduled runs"),
-            ("revoke ID", "Revoke an approval"),
+            ("restart.yaml --schedule restart-web/restart-web --runs 30", "Approve 30 scheduled runs"),
         ),
+        "standing revoke": _of("approvals", ("ID", "Revoke it")),
         "enroll": _of("approvals", ("ana", "Set up codes for a person"), ("ana --force", "Replace the codes of a lost phone")),
-        "policy": _of(
-            "security",
-            ("", "Show the policy"),
-            ("set policy.yaml", "Set its next version"),
-            ("show --all", "Show every version"),
-        ),
+        "policy show": _of("security", ("", "Show the policy"), ("--all", "Show every version")),
+        "policy set": _of("security", ("policy.yaml", "Set its next version")),
         "verify": _of(
             "security",
             ("last", "Check the record of the last run"),
@@ -231,12 +227,9 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
             ("last --fields inputs.email --dry-run", "Count what would be erased"),
             ("last --fields inputs.email,steps.restart.result --yes", "Erase without asking"),
         ),
-        "store": _of(
-            "operating",
-            ("", "Show where it is and whether it works"),
-            ("upgrade", "Upgrade it to this version"),
-            ("grants", "Print the roles for PostgreSQL"),
-        ),
+        "store status": _of("operating", ("", "Show where it is and whether it works")),
+        "store upgrade": _of("operating", ("", "Upgrade it to this version")),
+        "store grants": _of("operating", ("", "Print the roles for PostgreSQL")),
         "reconcile": _of("operating", ("", "Correct what Prefect shows"), ("--offline", "Look only at the store")),
         "notify": _of(
             "approvals",

@@ -4,6 +4,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from cyclopts.help import DefaultFormatter
@@ -22,8 +23,8 @@ _SPACE_IN_CODE = "\x00"
 
 
 def write_help(app: "App", name: str) -> None:
-    """Give the verb `name` its usage line, a description that is wrapped at the width of the terminal, and its examples."""
-    verb = app[name]
+    """Give a verb, or an action such as `store upgrade`, its usage line, its examples and a description wrapped to the terminal."""
+    verb = command_of(app, name)
     function = verb.default_command
     if function is None:
         return
@@ -31,6 +32,11 @@ def write_help(app: "App", name: str) -> None:
     verb.help_formatter = _Formatter(description_of(function.__doc__))
     verb.usage = usage_of(verb, name)
     verb.help_epilogue = _epilogue(name, EXAMPLES[name])
+
+
+def command_of(app: "App", name: str) -> "App":
+    """Return a verb, or an action such as `store upgrade`."""
+    return reduce(lambda found, word: found[word], name.split(), app)
 
 
 class _Formatter(DefaultFormatter):

@@ -12,6 +12,8 @@ from plan_adapter.cli.app import ADMIN_GROUPS, GROUPS, VERBS
 from plan_adapter.cli.renamed import current_names
 from tests.cli.conftest import Plan
 
+COMMANDS = [name for verb in VERBS.values() for name in verb.commands]
+
 HEAVY = ("prefect", "sqlalchemy", "yaml", "rich", "cel_expr_python", "httpx", "pydantic", "openai", "json_repair")
 
 
@@ -57,7 +59,7 @@ def test_the_other_verbs_are_those_of_admin(plan: Plan, words: tuple[str, ...]) 
         },
     )
     first = plan("--help").out
-    assert all(f" {verb.name}" in first for verb in VERBS)
+    assert all(f" {name}" in first for name in VERBS)
     assert plan("admin", "explain", "cycle").out == plan("explain", "cycle").out
 
 
@@ -96,14 +98,14 @@ def first_word(line: str) -> str:
 
 
 def test_help_is_wrapped_between_words_and_names_the_arguments(plan: Plan) -> None:
-    for verb in VERBS:
-        text = plan(verb.name, "--help").out
-        assert "[ARGS]" not in text, verb.name
+    for name in COMMANDS:
+        text = plan(*name.split(), "--help").out
+        assert "[ARGS]" not in text, name
         usage, _, description = text.partition("╭")[0].partition("\n")
         paragraphs = [paragraph.splitlines() for paragraph in description.strip().split("\n\n")]
         short = [line for lines in paragraphs for line, after in pairwise(lines) if len(line) + len(first_word(after)) < 79]
-        assert not short, (verb.name, short)
-        assert usage.startswith(f"Usage: plan {verb.name}")
+        assert not short, (name, short)
+        assert usage.startswith(f"Usage: plan {name}")
     assert plan("approve", "--help").out.startswith("Usage: plan approve [RUN] [STEP] [OPTIONS]\n")
     assert plan("validate", "--help").out.startswith("Usage: plan validate PLAN… [OPTIONS]\n")
 
@@ -112,13 +114,32 @@ def test_running_without_a_verb_prints_the_help(plan: Plan) -> None:
     assert plan().out == plan("--help").out
 
 
-@pytest.mark.parametrize("verb", [verb.name for verb in VERBS])
-def test_every_verb_has_a_help_text(plan: Plan, verb: str) -> None:
-    result = plan(verb, "--help")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_text(plan: Plan, name: str) -> None:
+    result = plan(*name.split(), "--help")
     assert result.code == 0
-    assert result.out.startswith(f"Usage: plan {verb}")
+    assert result.out.startswith(f"Usage: plan {name}")
     assert "--json" in result.out
-    assert plan("help", verb).out == result.out
+    assert plan("help", *name.split()).out == result.out
+
+
+def test_the_help_of_a_verb_with_actions_lists_them(plan: Plan) -> None:
+    result = plan("store", "--help")
+    assert (result.code, result.out) == (
+        0,
+        "Usage: plan store [ACTION] …\n\nShow or upgrade the database of plans and runs.\n\nActions:\n"
+        "  status   Show where it is and whether it can be used (the default)\n"
+        "  upgrade  Upgrade it to this version\n"
+        "  grants   Print the roles for PostgreSQL\n\n"
+        "`plan store grants --help` explains an action.\n",
+    )
+    assert plan("help", "store").out == plan("admin", "store", "-h").out == result.out
+
+
+@pytest.mark.parametrize(("action", "hint"), [("ad", "did you mean `add`?"), ("plan.yaml", "known: `add`, `list`, `revoke`")])
+def test_an_unknown_action_names_the_actions(plan: Plan, action: str, hint: str) -> None:
+    result = plan("standing", action)
+    assert (result.code, result.err) == (2, f"plan: `plan standing` has no action `{action}`; {hint}\n")
 
 
 def test_help_imports_nothing_heavy() -> None:

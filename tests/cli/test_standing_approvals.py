@@ -80,11 +80,11 @@ def test_a_standing_approval_can_be_a_signed_file_beside_the_plan(plan: Plan) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("add",), "add what? `plan standing add PLAN`"),
-        (("revoke",), "revoke which one? `plan standing revoke ID`"),
-        (("list", "计划.json"), "`plan standing add 计划.json` approves a plan"),
-        (("revoke", "0123abcd", "--runs", "3"), "takes none of the options of `plan standing add`"),
-        (("add", "计划.json", "--all"), "--all and --limit go with `plan standing list`"),
+        (("add",), "PLAN requires an argument; see `plan standing add --help`"),
+        (("revoke",), "ID requires an argument; see `plan standing revoke --help`"),
+        (("list", "计划.json"), "`plan standing list` does not take `计划.json`"),
+        (("revoke", "0123abcd", "--runs", "3"), "Unknown option: --runs; see `plan standing revoke --help`"),
+        (("add", "计划.json", "--all"), "Unknown option: --all; see `plan standing add --help`"),
     ],
     ids=["nothing to add", "nothing to revoke", "a plan to list", "terms to revoke", "a list to add"],
 )

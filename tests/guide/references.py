@@ -13,10 +13,10 @@ import griffe
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from plan_adapter.cli.app import ADMIN_GROUPS, GROUPS, OPTIONS, Verb, build_app
+from plan_adapter.cli.app import ADMIN_GROUPS, GROUPS, OPTIONS, VERBS, Verb, build_app
 from plan_adapter.cli.examples import EXAMPLES
 from plan_adapter.cli.exit_codes import ExitCode
-from plan_adapter.cli.help_text import description_of, example_command, usage_of
+from plan_adapter.cli.help_text import command_of, description_of, example_command, usage_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.problems import CATALOGUE
 
@@ -31,7 +31,7 @@ LINE = 100
 def command_line() -> str:
     """Return the reference of the command line: each verb with its options, and the exit codes."""
     app = build_app()
-    verbs = [(verb, app[verb.name]) for verbs in (*GROUPS.values(), *ADMIN_GROUPS.values()) for verb in verbs]
+    commands = [(name, command_of(app, name)) for verb in VERBS.values() for name in verb.commands]
     codes = [f"| {code.value} | {doc} |" for code, doc in zip(ExitCode, _attribute_docs(ExitCode).values(), strict=True)]
     parts = [
         "# Reference: the command line",
@@ -41,17 +41,17 @@ def command_line() -> str:
         _table(("option", "what it does"), [(f"`{name}`", text) for name, text in OPTIONS]),
         "## Exit codes",
         "\n".join(["| code | meaning |", "|---|---|", *codes]),
-        *(_verb_text(verb, found) for verb, found in verbs),
+        *(_command_text(name, found) for name, found in commands),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _contents(title: str, verbs: tuple[Verb, ...]) -> str:
-    links = ", ".join(f"[{verb.name}](#plan-{verb.name})" for verb in verbs)
+    links = ", ".join(f"[{name}](#plan-{name.replace(' ', '-')})" for verb in verbs for name in verb.commands)
     return f"- **{title}**: {links}"
 
 
-def _verb_text(verb: Verb, app: Any) -> str:
+def _command_text(name: str, app: Any) -> str:
     rows = list[tuple[str, str]]()
     for argument in app.assemble_argument_collection(parse_docstring=True):
         is_positional = argument.index is not None
@@ -61,10 +61,10 @@ def _verb_text(verb: Verb, app: Any) -> str:
             shown = f"`{names[0].lstrip('-').upper()}`, {shown}"
         rows.append((shown, " ".join((argument.parameter.help or "").split())))
     description = description_of(inspect.getdoc(app.default_command) or "")
-    usage = usage_of(app, verb.name).removeprefix("Usage: ")
-    text = f"## plan {verb.name}\n\n```console\n{usage}\n```\n\n{_paragraphs(description)}"
-    shown = EXAMPLES[verb.name]
-    examples = "\n".join(f"$ {example_command(verb.name, example)}  # {example.text}" for example in shown.examples)
+    usage = usage_of(app, name).removeprefix("Usage: ")
+    text = f"## plan {name}\n\n```console\n{usage}\n```\n\n{_paragraphs(description)}"
+    shown = EXAMPLES[name]
+    examples = "\n".join(f"$ {example_command(name, example)}  # {example.text}" for example in shown.examples)
     parts = [text, *([_table(("argument or option", "what it does"), rows)] if rows else []), f"```console\n{examples}\n```"]
     return "\n\n".join([*parts, f"Read on: [{shown.page}]({shown.page}.md)"])
 

@@ -21,7 +21,7 @@ def test_a_reference_is_current(name: str) -> None:
 
 
 def test_the_references_have_every_verb_setting_problem_and_public_name() -> None:
-    assert [f"## plan {verb.name}" for verb in VERBS if f"\n## plan {verb.name}\n" not in page("reference-cli.md")] == []
+    assert [name for verb in VERBS.values() for name in verb.commands if f"\n## plan {name}\n" not in page("reference-cli.md")] == []
     assert [name for name in Settings.model_fields if f"| `PLAN_ADAPTER_{name.upper()}` |" not in page("reference-settings.md")] == []
     assert [code for code in CATALOGUE if f"\n## {code}\n" not in page("reference-problems.md")] == []
     names = [name for module in MODULES for name in import_module(module).__all__]

@@ -1,6 +1,6 @@
-"""`plan policy`."""
+"""`plan policy`: its actions."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
@@ -15,94 +15,83 @@ if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore
 
 
-async def policy(
-    action: Literal["show", "set"] = "show",
-    file: str | None = None,
-    /,
-    *,
-    all: bool = False,
-    sign: bool = False,
-    code: str | None = None,
-    by: str | None = None,
-    json: bool = False,
-) -> int:
-    """Show the policy that the store keeps for every plan, or set its next version.
+async def policy_show(*, all: bool = False, json: bool = False) -> int:
+    """Show the policy that the store keeps for every plan.
 
     A policy says who may approve and operate, which groups exist, how approvers must prove who they are, which steps get a gate, and whose
-    SSH signatures count. Environment variables (PLAN_ADAPTER_…) can only tighten it. If the policy names operators, only they can set the
-    next version; anybody who can write to the store can set the first.
-
-    `plan policy show` exits with 1 if a version was altered in the database.
+    SSH signatures count. Environment variables (PLAN_ADAPTER_…) can only tighten it. Exits with 1 if a version was altered in the database.
 
     Args:
-        action: `show` (the default) or `set`.
-        file: With `set`: a YAML or JSON file with any of approvers, operators, groups, known_by, self_approval, gate_effects,
-            allow_unapproved, allowed_signers.
-        all: With `show`: print every version, oldest first.
-        sign: With `set`: sign the policy with your SSH key, where the policy asks for that.
-        code: With `set`: your one-time code, where the policy asks for one.
-        by: With `set`: who sets it (with `--sign` or `--code`); default: your account.
+        all: Print every version, oldest first.
         json: Print one JSON object per version.
     """
-    settings = Settings()
-    async with open_store(settings) as store:
-        if action == "set":
-            if file is None or all:
-                raise UsageError("`plan policy set FILE` sets a policy")
-            if by is not None and not (sign or code):
-                raise UsageError("--by alone proves nothing: add --sign, or --code with that person's one-time code")
-            return await _set_policy(file, store, settings, sign=sign, code=code, by=by, as_json=json)
-        if file is not None or sign or code or by:
-            raise UsageError("`plan policy show` takes no file, --sign, --code or --by; `plan policy set FILE` does")
-        return await _show_policy(store, with_all=all, as_json=json)
-
-
-async def _show_policy(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
-    versions, problem = await store.policy.history()
-    for version in versions if with_all else versions[-1:]:
-        if as_json:
+    async with open_store(Settings()) as store:
+        versions, problem = await store.policy.history()
+    for version in versions if all else versions[-1:]:
+        if json:
             output.json_line("policy", {**_version_json(version), "problem": problem})
         else:
             _print_version(version)
     if problem is not None:
         output.note(f"altered: {problem}; this store approves and runs nothing until its owner restores the rows")
         return ExitCode.FAILED
-    if not versions and as_json:
+    if not versions and json:
         output.json_line("policy", {"number": None, "policy": None, "problem": None})
     elif not versions:
         output.line("the store has no policy: the environment of each process decides who may do what; `plan policy set FILE` sets one")
     return ExitCode.DONE
 
 
-async def _set_policy(
-    file: str, store: "PlanStore", settings: Settings, *, sign: bool, code: str | None, by: str | None, as_json: bool
-) -> int:
-    # Only to set a policy.
-    from plan_adapter.gates.approval import os_user
-    from plan_adapter.gates.identity import identity_by_code, identity_of_account
-    from plan_adapter.store.policies import NewPolicy
+async def policy_set(file: str, /, *, sign: bool = False, code: str | None = None, by: str | None = None, json: bool = False) -> int:
+    """Set the next version of the policy that the store keeps for every plan.
 
-    new, current = read_policy(file), await store.policy.current()
-    author, number = by or os_user(), 1 if current is None else current.number + 1
-    identity, signature = identity_of_account(author), None
-    if code is not None:
-        identity = await identity_by_code(author, code, codes=store.codes, settings=settings)
-    if sign:
-        identity, signature = await _sign_policy(new, number, author, store, settings)
-    version = await store.policy.set(NewPolicy(new, number, author, identity.known_by, signature), identity=identity)
-    if as_json:
+    If the current policy names operators, only they can set the next version. Anybody who can write to the store can set the first.
+
+    Args:
+        file: A YAML or JSON file with any of approvers, operators, groups, known_by, self_approval, gate_effects, allow_unapproved,
+            allowed_signers.
+        sign: Sign the policy with your SSH key, where the policy asks for that.
+        code: Your one-time code, where the policy asks for one.
+        by: Who sets it (with `--sign` or `--code`); default: your account.
+        json: Print one JSON object.
+    """
+    if by is not None and not (sign or code):
+        raise UsageError("--by alone proves nothing: add --sign, or --code with that person's one-time code")
+    from plan_adapter.gates.approval import os_user  # only to set a policy
+
+    settings = Settings()
+    async with open_store(settings) as store:
+        version = await _set_policy(read_policy(file), store, settings, with_signature=sign, code=code, by=by or os_user())
+    if json:
         output.json_line("policy", _version_json(version))
         return ExitCode.DONE
     output.line(f"version {version.number} of the store's policy applies from now on, set by {one_line(version.by)} ({version.known_by})")
-    if not new.operators:
+    if not version.policy.operators:
         output.note(
             "it names no operators: anybody who can write to this store can set the next one, and enroll one-time codes for anybody"
         )
-    if new.approvers and not new.known_by:
+    if version.policy.approvers and not version.policy.known_by:
         output.note(
             "it names approvers but no `known_by`: a program can answer under any of these names; `known_by: [os_user]` asks for proof"
         )
     return ExitCode.DONE
+
+
+async def _set_policy(
+    new: Policy, store: "PlanStore", settings: Settings, *, with_signature: bool, code: str | None, by: str
+) -> "PolicyVersion":
+    # Only to set a policy.
+    from plan_adapter.gates.identity import identity_by_code, identity_of_account
+    from plan_adapter.store.policies import NewPolicy
+
+    current = await store.policy.current()
+    number = 1 if current is None else current.number + 1
+    identity, signature = identity_of_account(by), None
+    if code is not None:
+        identity = await identity_by_code(by, code, codes=store.codes, settings=settings)
+    if with_signature:
+        identity, signature = await _sign_policy(new, number, by, store, settings)
+    return await store.policy.set(NewPolicy(new, number, by, identity.known_by, signature), identity=identity)
 
 
 async def _sign_policy(new: Policy, number: int, by: str, store: "PlanStore", settings: Settings) -> "tuple[Identity, str]":

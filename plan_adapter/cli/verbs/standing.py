@@ -1,9 +1,9 @@
-"""`plan standing`."""
+"""`plan standing`: its actions."""
 
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
 from plan_adapter.cli.answering import AnswerOptions
@@ -40,9 +40,33 @@ class Terms:
     in_file: bool = False
 
 
-async def standing(
-    action: Literal["list", "add", "revoke"] = "list",
-    plan_or_id: str | None = None,
+async def standing_list(*, all: bool = False, limit: int = DEFAULT_LIMIT, json: bool = False) -> int:
+    """List the plans whose scheduled runs are approved in advance, newest first.
+
+    Args:
+        all: Also list the standing approvals that are revoked, expired or used up.
+        limit: List at most this many; default: 100.
+        json: Print one JSON object per standing approval.
+    """
+    if limit < 1:
+        raise UsageError("--limit must be at least 1")
+    async with open_store(Settings()) as store:
+        found, now = list(reversed(await store.standing.find(include_ended=all)))[:limit], await store.now()
+    if found and json:
+        for standing in found:
+            output.json_line("standing_approval", standing_json(standing))
+    elif found:
+        columns = ("STANDING", "PLAN", "BY", "LEFT", "UNTIL", "SCHEDULES", "INPUTS", "STEPS", *(["ENDED"] if all else []))
+        output.table(columns, [(*_table_row(standing), *([_end_text(standing, now)] if all else [])) for standing in found])
+    else:
+        which = "" if all else "active "
+        ended = "" if all else "`--all` also lists those that have ended; "
+        output.note(f"no {which}standing approvals; {ended}`plan standing add PLAN --schedule flow/deployment --until DATE` adds one")
+    return ExitCode.DONE
+
+
+async def standing_add(
+    plan: str,
     /,
     *,
     schedule: list[str] | None = None,
@@ -55,49 +79,45 @@ async def standing(
     note: str = "",
     sign: bool = False,
     by: str | None = None,
-    all: bool = False,
-    limit: int | None = None,
     json: bool = False,
 ) -> int:
-    """Approve a plan's scheduled runs in advance, list these standing approvals, or revoke one.
+    """Approve a plan's scheduled runs in advance.
 
     A standing approval covers exactly one plan and its tools, for the schedules you name, until a date or for a number of runs. A run that
     it covers does not wait at the gate of its plan. Any other content, schedule or input value still asks.
 
     Args:
-        action: `list` (the default), `add PLAN` or `revoke ID`.
-        plan_or_id: With `add`: the plan, as `plan run` takes it. With `revoke`: the id of a standing approval, or its beginning.
-        schedule: With `add`: `flow/deployment` whose scheduled runs are approved; may be repeated.
-        until: With `add`: the last day (`2026-12-31`), or a time (`2026-12-31T18:00`).
-        runs: With `add`: how many runs it covers.
-        input: With `add`: `name=pattern`, a regular expression that the whole value of the input must match; may be repeated.
-        step: With `add`: a step whose own gate is approved as well; may be repeated.
-        tools: With `add`: `package.module:name` of a tool or registry that the plan uses; may be repeated.
-        file: With `add`: write it beside the plan as NAME.approval.yaml, signed, instead of into the store.
-        note: With `add`: a note to record with it.
-        sign: With `add`: sign it with your SSH key.
-        by: With `add --sign`: who approves; default: your account.
-        all: With `list`: also show those that are revoked, expired or used up.
-        limit: With `list`: show at most this many; default: 100.
-        json: Print one JSON object per standing approval.
+        plan: The plan, as `plan run` takes it.
+        schedule: `flow/deployment` whose scheduled runs are approved; may be repeated.
+        until: The last day (`2026-12-31`), or a time (`2026-12-31T18:00`).
+        runs: How many runs it covers.
+        input: `name=pattern`, a regular expression that the whole value of the input must match; may be repeated.
+        step: A step whose own gate is approved as well; may be repeated.
+        tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
+        file: Write it beside the plan as NAME.approval.yaml, signed, instead of into the store.
+        note: A note to record with it.
+        sign: Sign it with your SSH key.
+        by: Who approves (with `--sign`); default: your account.
+        json: Print one JSON object.
     """
-    settings = Settings()
-    if action != "list" and plan_or_id is None:
-        raise UsageError("add what? `plan standing add PLAN`" if action == "add" else "revoke which one? `plan standing revoke ID`")
-    add_options = (schedule, until, runs, input, step, tools, file, note, sign, by)
-    if action != "add" and any(value not in (None, False, "") for value in add_options):
-        raise UsageError(f"`plan standing {action}` takes none of the options of `plan standing add`")
-    if action != "list" and (all or limit is not None):
-        raise UsageError("--all and --limit go with `plan standing list`")
-    if action == "list":
-        if plan_or_id is not None:
-            raise UsageError(f"`plan standing list` takes no argument; `plan standing add {plan_or_id}` approves a plan")
-        return await _list_approvals(settings, limit=DEFAULT_LIMIT if limit is None else limit, with_ended=all, as_json=json)
-    assert plan_or_id is not None
-    if action == "revoke":
-        return await _revoke_approval(plan_or_id, settings, as_json=json)
-    terms = Terms(plan_or_id, tuple(schedule or ()), tuple(step or ()), until, runs, tuple(input or ()), tuple(tools or ()), in_file=file)
-    return await _add_approval(terms, AnswerOptions("approve", note=note, sign=sign, by=by), settings, as_json=json)
+    terms = Terms(plan, tuple(schedule or ()), tuple(step or ()), until, runs, tuple(input or ()), tuple(tools or ()), in_file=file)
+    return await _add_approval(terms, AnswerOptions("approve", note=note, sign=sign, by=by), Settings(), as_json=json)
+
+
+async def standing_revoke(id: str, /, *, json: bool = False) -> int:
+    """Revoke a standing approval: runs that start from now on cannot use it.
+
+    Args:
+        id: The id of the standing approval, or its beginning.
+        json: Print one JSON object.
+    """
+    async with open_store(Settings()) as store:
+        revoked = await store.standing.revoke(id, by=os_user())
+    if json:
+        output.json_line("standing_approval", standing_json(revoked))
+    else:
+        output.line(f"revoked standing approval {revoked.id} of {revoked.name}, by {revoked.revoked_by} at {moment(revoked.revoked_at)}")
+    return ExitCode.DONE
 
 
 async def _add_approval(terms: Terms, options: AnswerOptions, settings: Settings, *, as_json: bool) -> int:
@@ -119,36 +139,6 @@ async def _add_approval(terms: Terms, options: AnswerOptions, settings: Settings
     else:
         output.line(f"standing approval {standing.id} of {standing.name}, by {standing.by} ({standing.known_by}): {_limits_text(standing)}")
         output.note(f"`plan standing` lists it; `plan standing revoke {standing.id}` revokes it")
-    return ExitCode.DONE
-
-
-async def _list_approvals(settings: Settings, *, limit: int, with_ended: bool, as_json: bool) -> int:
-    """Print the standing approvals that can still be used, newest first; with `with_ended` also the others, and how they ended."""
-    if limit < 1:
-        raise UsageError("--limit must be at least 1")
-    async with open_store(settings) as store:
-        found, now = list(reversed(await store.standing.find(include_ended=with_ended)))[:limit], await store.now()
-    if found and as_json:
-        for standing in found:
-            output.json_line("standing_approval", standing_json(standing))
-    elif found:
-        columns = ("STANDING", "PLAN", "BY", "LEFT", "UNTIL", "SCHEDULES", "INPUTS", "STEPS", *(["ENDED"] if with_ended else []))
-        output.table(columns, [(*_table_row(standing), *([_end_text(standing, now)] if with_ended else [])) for standing in found])
-    else:
-        which = "" if with_ended else "active "
-        ended = "" if with_ended else "`--all` also lists those that have ended; "
-        output.note(f"no {which}standing approvals; {ended}`plan standing add PLAN --schedule flow/deployment --until DATE` adds one")
-    return ExitCode.DONE
-
-
-async def _revoke_approval(beginning: str, settings: Settings, *, as_json: bool) -> int:
-    """Revoke a standing approval: runs that start from now on cannot use it."""
-    async with open_store(settings) as store:
-        revoked = await store.standing.revoke(beginning, by=os_user())
-    if as_json:
-        output.json_line("standing_approval", standing_json(revoked))
-    else:
-        output.line(f"revoked standing approval {revoked.id} of {revoked.name}, by {revoked.revoked_by} at {moment(revoked.revoked_at)}")
     return ExitCode.DONE
 
 

@@ -34,7 +34,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "engine store agent",
         "runs",
         "loading",
-        "checks runner",
+        "checks runner rehearsal",
         "waiting_runs tool_calls",
         "runbooks testing importers session tool_functions plan_defaults",
         "cli blocks pytest_plugin plans errors integrations",

@@ -105,6 +105,7 @@ MOVED = [
 NEW = [
     *("ApprovalRequiredError", "NotStoredError", "Rule", "RunNotFoundError", "RunOutcome", "answer_to"),
     *("aanswer_gate", "acontinue_run", "aget_run", "alist_runs", "answer_gate", "aopen_gates", "arollback_run", "astart_run"),
+    *("DryRun", "DryRunCall", "DryRunGate", "Simulation", "adry_run_plan", "dry_run_plan"),
     *("Plans", "continue_run", "get_run", "list_runs", "open_gates", "rollback_run", "start_run"),
 ]
 """Names that came after that."""

@@ -61,7 +61,7 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
         "run": _of(
             "failures",
             ("restart.yaml --input host=web-2", "Run a file with an input"),
-            ("restart.yaml --offline", "Run it without Prefect"),
+            ("restart.yaml --dry-run", "Show what it would do"),
             ("restart-web@1 --offline --yes", "Run a stored version, and approve it"),
         ),
         "deploy": _of(

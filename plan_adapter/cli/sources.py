@@ -69,16 +69,11 @@ def open_store(settings: Settings) -> "PlanStore":
     return PlanStore(settings.store_url)
 
 
-def has_store(settings: Settings) -> bool:
-    """Return whether the store of the settings exists, or is a database that only a connection can tell about."""
-    return settings.database_url is not None or (settings.home / "plans.db").exists()
-
-
 async def policy_of_store(settings: Settings) -> "EffectivePolicy":
     """Return the policy of the settings and their store combined, without creating a store."""
     from plan_adapter.gates.policy import effective_policy  # not for `plan validate`
 
-    if not has_store(settings):
+    if not settings.has_store:
         return effective_policy(settings)
     async with open_store(settings) as store:
         return await store.policy.effective(settings)
@@ -159,7 +154,7 @@ async def _stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
 async def _existing_store(store: "PlanStore | None") -> "AsyncGenerator[PlanStore | None]":
     """Yield `store` or that of the settings. None if there is none yet: a name that somebody mistyped creates no store."""
     settings = Settings()
-    if store is not None or not has_store(settings):
+    if store is not None or not settings.has_store:
         yield store
         return
     async with open_store(settings) as opened:

@@ -18,6 +18,7 @@ from plan_adapter.model.options import CallKind, Effect
 from plan_adapter.model.plan import Step
 from plan_adapter.model.readable import MASK, call_name
 from plan_adapter.model.record import Attempt, StepRun
+from plan_adapter.model.values import has_unknown
 from plan_adapter.tools.tool import CommandLog, Tool, ToolContext
 from plan_adapter.validation import ValidatedPlan
 
@@ -106,7 +107,8 @@ class CallArguments:
 
     def parameters(self) -> dict[str, JsonValue]:
         """Return the parameters as the tool gets them, but without secret values: the expression that uses a secret is in its place."""
-        return self._target.tool.normalized(_require_mapping(self._target.parameters.resolve_except_secrets(self._variables())))
+        given = _require_mapping(self._target.parameters.resolve_except_secrets(self._variables()))
+        return given if self._scope.assume is not None and has_unknown(given) else self._target.tool.normalized(given)
 
     async def with_secrets(self, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """Return what the tool receives for `parameters`, with secret values filled in."""

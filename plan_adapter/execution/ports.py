@@ -12,6 +12,7 @@ from plan_adapter.model.options import Effect
 from plan_adapter.model.plan import Step
 from plan_adapter.model.record import Attempt, GroupItem, PlanRun, StepRun
 from plan_adapter.model.status import RunReason
+from plan_adapter.tools.tool import ToolContext
 
 T = TypeVar("T")
 
@@ -190,6 +191,16 @@ class StepCall(Protocol):
         ...
 
     @property
+    def effect(self) -> Effect:
+        """The effect of the call."""
+        ...
+
+    @property
+    def tool_name(self) -> str:
+        """The name of the tool."""
+        ...
+
+    @property
     def task(self) -> object | None:
         """The Prefect task behind the tool, or None for any other tool."""
         ...
@@ -204,6 +215,17 @@ class StepCall(Protocol):
 
         With `without_prefect`, a Prefect flow is called as its plain function, which needs no server. Never raises for what a tool does.
         Raises StoreError if the intent cannot be written; the tool was not called then.
+        """
+        ...
+
+    def parameters(self) -> dict[str, JsonValue]:
+        """Return the parameters as the tool gets them; secrets are expressions. Raises ExpressionError."""
+        ...
+
+    def rehearse(self, answer: Callable[[dict[str, JsonValue], ToolContext], Awaitable[JsonValue]]) -> Awaitable[AttemptEnd]:
+        """End the call with what `answer` returns for its parameters and context, in place of its tool. Nothing is recorded as attempted.
+
+        Secrets stay expressions. If the parameters cannot be resolved or do not fit the tool, or `answer` raises, the call has failed.
         """
         ...
 

@@ -17,6 +17,7 @@ from plan_adapter.model.errors import ExpressionError
 from plan_adapter.model.plan import Step, flattened
 from plan_adapter.model.record import StepRun
 from plan_adapter.model.status import Outcome, StepStatus
+from plan_adapter.model.values import Unknown
 
 
 @dataclass(slots=True)
@@ -100,19 +101,27 @@ class Progress:
     # What the expressions of a step give.
 
     def condition_is_true(self, step: Step, scope: RunScope, item: JsonValue = None) -> bool:
-        """Return whether the `when` of a step is true. Raises ExpressionError."""
+        """Return whether the `when` of a step is true. In a dry run, an unknown one is taken to be. Raises ExpressionError."""
         template = self.validated.when.get(step.id)
         value = True if template is None else template.resolve(scope.variables(item=item))
+        if isinstance(value, Unknown) and scope.assume is not None:
+            scope.assume(step, value)
+            return True
         if not isinstance(value, bool):
             raise ExpressionError(f"`when` gave {type(value).__name__}, not true or false: {step.when}")
         return value
 
     def items_of(self, step: Step) -> list[tuple[int | None, JsonValue]]:
-        """Return the calls of a step as pairs of item and value: one without an item, or one for each item. Raises ExpressionError."""
+        """Return the calls of a step as pairs of item and value: one without an item, or one for each item. Raises ExpressionError.
+
+        In a dry run, one item stands for those of an unknown list.
+        """
         template = self.validated.for_each.get(step.id)
         if template is None:
             return [(None, None)]
         items = template.resolve(self.scope.of(step).variables())
+        if isinstance(items, Unknown):
+            return [(0, items)]
         if not isinstance(items, list):
             raise ExpressionError(f"`for_each` gave {type(items).__name__}, not a list: {step.for_each}")
         return list(enumerate(items))

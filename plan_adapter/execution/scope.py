@@ -80,12 +80,13 @@ class RunScope:
     end: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # what `finally` steps call `run`
     why_finally_stopped: str = ""  # if not all `finally` steps could start
     inputs: Mapping[str, JsonValue] | None = None  # of a sub-plan; None: those of the run
+    assume: Callable[[Step, str], None] | None = None  # in a dry run: notes a condition that is taken to be true. None: a real run
     inside: dict[str, "RunScope"] = field(default_factory=dict[str, "RunScope"])  # the sub-plans that began, by the step that runs each
 
     def variables(self, *, item: JsonValue = None, result: JsonValue = None, secrets: Mapping[str, str] | None = None) -> Variables:
         """Return what an expression can use now. Pass `secrets` only for what goes to a tool."""
         inputs = self.approved.bound.inputs if self.inputs is None else self.inputs
-        return Variables(self.values, inputs, item, result, secrets or {}, self.end)
+        return Variables(self.values, inputs, item, result, secrets or {}, self.end, may_be_unknown=self.assume is not None)
 
     def keep_value(self, step: StepRun) -> None:
         """Let expressions of the step's own plan use how `step` ended."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from plan_adapter.model.plan import Step, new_id
 from plan_adapter.model.readable import call_name
 from plan_adapter.model.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.model.status import Outcome
+from plan_adapter.model.values import has_unknown
 from plan_adapter.text.call_text import call_summary
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.tools.tool import Tool, ToolContext, as_json, code_digest
@@ -122,6 +124,11 @@ class Call:
         return min(limits + [limit for limit in (self._tool.timeout_seconds, self._target.timeout_seconds) if limit], default=None)
 
     @property
+    def tool_name(self) -> str:
+        """The name of the tool."""
+        return self._tool.name
+
+    @property
     def task(self) -> object | None:
         """The Prefect task behind the tool, or None for any other tool."""
         return self._tool.task
@@ -159,7 +166,8 @@ class Call:
         """Return the call as it would be made now, for an approval. Raise ToolError with the reason if it cannot be made at all."""
         try:
             parameters = self._arguments.parameters()
-            self._tool.bind(await self._arguments.with_secrets(parameters), self._context(parameters))
+            if self._scope.assume is None:  # a dry run asks nobody
+                self._tool.bind(await self._arguments.with_secrets(parameters), self._context(parameters))
             digest = self._digest(parameters)
         except Exception as error:
             raise ToolError(self._error_text(error)) from None
@@ -197,6 +205,29 @@ class Call:
         """Return when the run stops, with the end of the attempt that is no longer made."""
         await asyncio.shield(self._scope.stop.future)
         return self._stopped_end()
+
+    def parameters(self) -> dict[str, JsonValue]:
+        """Return the parameters as the tool gets them; secrets are expressions. Raises ExpressionError."""
+        return self._arguments.parameters()
+
+    async def rehearse(self, answer: Callable[[dict[str, JsonValue], ToolContext], Awaitable[JsonValue]]) -> AttemptEnd:
+        """End the call with what `answer` returns for its parameters and context, in place of its tool. Nothing is recorded as attempted.
+
+        Secrets stay expressions. If the parameters cannot be resolved or do not fit the tool, or `answer` raises, the call has failed.
+        """
+        try:
+            parameters = self._arguments.parameters()
+            self.step_run.started_at = self.step_run.started_at or self._scope.recorder.now()
+            context = replace(self._context(parameters), commands=None)
+            if not (has_unknown(parameters) or self._target.parameters.secrets):
+                self._tool.bind(parameters, context)
+            result = await answer(parameters, context)
+        except Exception as error:
+            return AttemptEnd("failed", self._number, error=self._error_text(error), can_retry=False)
+        finally:
+            self._has_slot = False
+            self.slots.release()
+        return AttemptEnd("succeeded", self._number, result=result)
 
     async def attempt(self, *, without_prefect: bool = False) -> AttemptEnd:
         """Make the next attempt. Never raises for what a tool does. Raises StoreError if the intent cannot be written.

@@ -17,6 +17,7 @@ from plan_adapter.model.plan import Step, flattened
 from plan_adapter.model.readable import failure_of
 from plan_adapter.model.record import StepRun
 from plan_adapter.model.status import Outcome, StepStatus
+from plan_adapter.model.values import has_unknown
 from plan_adapter.validation.pinned_plans import fill_inputs
 
 
@@ -87,13 +88,18 @@ class SubPlanRuns:
 
 
 def sub_plan_inputs(scope: RunScope, step: Step) -> dict[str, JsonValue]:
-    """Return the inputs of the plan that `step` runs, typed and with defaults. Raises ExpressionError with all that do not fit."""
-    given = scope.approved.bound.validated.parameters[step.id].resolve(scope.of(step).variables())
+    """Return the inputs of the plan that `step` runs, typed and with defaults. In a dry run, unknown ones are as they are.
+
+    Raises ExpressionError with all that do not fit.
+    """
+    given = cast("Mapping[str, JsonValue]", scope.approved.bound.validated.parameters[step.id].resolve(scope.of(step).variables()))
     definitions = step.pinned.inputs if step.pinned is not None else {}
-    values, wrong = fill_inputs(definitions, cast("Mapping[str, JsonValue]", given))
+    unknown = {name: value for name, value in given.items() if scope.assume is not None and has_unknown(value)}
+    declared = {name: definition for name, definition in definitions.items() if name not in unknown}
+    values, wrong = fill_inputs(declared, {name: value for name, value in given.items() if name not in unknown})
     if wrong:
         raise ExpressionError(wrong)
-    return values
+    return values | unknown
 
 
 def end_of_sub_plan(runs: Collection[StepRun], without_call: Collection[str]) -> AttemptEnd | None:

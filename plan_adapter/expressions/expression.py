@@ -7,7 +7,7 @@ variable (`steps["my-step"].result` -> `_r0`). So ids may contain hyphens, and e
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ from plan_adapter.expressions.references import (
 )
 from plan_adapter.expressions.shape import Shape, shape_of_kind
 from plan_adapter.model.errors import ExpressionError
+from plan_adapter.model.values import Unknown, has_unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Variables:
     result: JsonValue = None
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     run: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    may_be_unknown: bool = False  # whether values may be `Unknown`: in a dry run
 
     def follow(self, path: Path) -> Any:
         """Return the value at `path`. Raises MissingValueError."""
@@ -79,6 +81,8 @@ class Expression:
         """Return the value as plain JSON that nothing else references. Raises ExpressionError, which names the expression."""
         try:
             values = {variable.name: variables.follow(variable.path) for variable in self.variables}
+            if variables.may_be_unknown and self._is_unknown(values.values()):
+                return Unknown(f"${{{{ {self.source} }}}}")
             if self.code is None:
                 return to_plain_json(values[""])
             return to_plain_json(cel.calculate(self.code, _signature(self.variables), values), in_order=True)
@@ -91,6 +95,10 @@ class Expression:
             raise ExpressionError(f"{self}: a value is nested too deep") from None
         except TypeError as error:
             raise ExpressionError(f"{self} gives {error}, which is not JSON") from None
+
+    def _is_unknown(self, values: Collection[object]) -> bool:
+        """Return whether the value depends on an unknown one. A reference to a list or a mapping keeps what is known of it."""
+        return any(isinstance(value, Unknown) or (self.code is not None and has_unknown(value)) for value in values)
 
     @property
     def kind(self) -> str:
@@ -307,7 +315,7 @@ def to_plain_json(value: Any, *, in_order: bool = False) -> JsonValue:
     `in_order` sorts keys: CEL's mappings are unordered, and a run must be deterministic.
     """
     if isinstance(value, str):
-        return str(value)  # a status is an enum
+        return value if isinstance(value, Unknown) else str(value)  # a status is an enum
     if isinstance(value, bool | int) or value is None:
         return value
     if isinstance(value, float):

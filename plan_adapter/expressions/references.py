@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from plan_adapter.model.values import Unknown
+
 Path: TypeAlias = tuple[str | int, ...]
 """A parsed reference: `steps.check.result.rows[0]` is `("steps", "check", "result", "rows", 0)`."""
 
@@ -242,9 +244,14 @@ def format_path(path: Path) -> str:
 
 
 def follow(path: Path, variables: Mapping[str, object]) -> Any:
-    """Return the value at `path`. A step without an error has the `error` None. Raises MissingValueError."""
+    """Return the value at `path`. A step without an error has the `error` None, and any part of an unknown value is unknown.
+
+    Raises MissingValueError.
+    """
     value: Any = variables
     for length, key in enumerate(path):
+        if isinstance(value, Unknown):
+            return value
         if _has_key(value, key):
             value = value[key]
         elif length == 2 and path[0] == "steps" and key == "error":

@@ -28,7 +28,7 @@ from plan_adapter.expressions.references import (
 from plan_adapter.model.errors import ExpressionError
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import cut, one_line
-from plan_adapter.model.values import MAX_DEPTH, TOO_DEEP, join, normalize
+from plan_adapter.model.values import MAX_DEPTH, TOO_DEEP, Unknown, join, normalize
 
 NEAR_EXPRESSION = "near-expression"
 """The code of a text that looks like an expression and is none."""
@@ -52,9 +52,11 @@ class Template:
         """Return a copy of the value with each expression replaced by its value. Raises ExpressionError.
 
         A text that is a single expression takes that expression's type. In other texts, values are joined as text: strings as they are,
-        everything else as JSON. Results are not evaluated again.
+        everything else as JSON. Results are not evaluated again. In a dry run, what depends on an unknown value is `Unknown`.
         """
         value = map_texts(self.source, lambda text: self._resolve_text(text, variables))
+        if isinstance(value, Unknown):
+            return value
         if (self.expect == "bool" and not isinstance(value, bool)) or (self.expect == "list" and not isinstance(value, list)):
             wanted = "true or false" if self.expect == "bool" else "a list"
             # The keys reveal a large result that was moved to a file.
@@ -223,7 +225,9 @@ def _join_parts(parts: tuple[str | Expression, ...], variables: Variables) -> Js
     """Return the value of a text's parts: that of a single expression, or else all parts joined as text. Raises ExpressionError."""
     if len(parts) == 1 and isinstance(parts[0], Expression):
         return parts[0].evaluate(variables)
-    return "".join(part if isinstance(part, str) else _format_text(part.evaluate(variables)) for part in parts)
+    values = [part if isinstance(part, str) else part.evaluate(variables) for part in parts]
+    text = "".join(map(_format_text, values))
+    return Unknown(text) if variables.may_be_unknown and any(isinstance(value, Unknown) for value in values) else text
 
 
 def _format_text(value: JsonValue) -> str:

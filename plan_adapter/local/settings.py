@@ -174,6 +174,11 @@ class Settings(BaseSettings):
         except ValueError:
             raise ValueError('write JSON that lists the members of each group, as in {"sre": ["ana", "bo"]}') from None
 
+    @property
+    def has_store(self) -> bool:
+        """Whether the store exists, or is a database that only a connection can tell about."""
+        return self.database_url is not None or (self.home / "plans.db").exists()
+
     @cached_property
     def store_url(self) -> str:
         """The URL of the store that `store=None` means."""

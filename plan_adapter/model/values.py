@@ -28,6 +28,25 @@ _Trail: TypeAlias = tuple[str | int, "_Trail"] | None
 _NORMALIZED_TYPES = frozenset({str, int, bool, type(None)})
 
 
+class Unknown(str):
+    """A value that a dry run cannot know: the expression that gives it in a run, as written. Only dry runs have such values."""
+
+    __slots__ = ()
+
+
+def has_unknown(value: object) -> bool:
+    """Return whether `value` is an unknown value or contains one."""
+    match value:
+        case Unknown():
+            return True
+        case dict():
+            return any(map(has_unknown, cast("dict[str, object]", value).values()))
+        case list():
+            return any(map(has_unknown, cast("list[object]", value)))
+        case _:
+            return False
+
+
 def refuse_constant(name: str) -> NoReturn:
     """Refuse NaN and Infinity, which Python's JSON reader accepts: its `parse_constant`. Raises ValueError."""
     raise ValueError(f"{name} is not a JSON number")
@@ -56,7 +75,7 @@ def normalize(value: Any) -> Any:
         new_items = [item if type(item) in _NORMALIZED_TYPES else normalize(item) for item in items]
         return items if type(items) is list and all(map(is_, new_items, items)) else new_items
     if isinstance(value, str):  # an enum; so are integers that get here
-        return str.__str__(value)
+        return value if isinstance(value, Unknown) else str.__str__(value)
     return int(value) if isinstance(value, int) else value
 
 

@@ -1,7 +1,12 @@
 """Public names for running plans: `Plans`, async twins, hooks, and what changes a run."""
 
+from plan_adapter.model.dry_run import DryRun as DryRun
+from plan_adapter.model.dry_run import DryRunCall as DryRunCall
+from plan_adapter.model.dry_run import DryRunGate as DryRunGate
 from plan_adapter.model.hooks import Hooks as Hooks
 from plan_adapter.plan_defaults import Plans as Plans
+from plan_adapter.rehearsal import adry_run_plan as adry_run_plan
+from plan_adapter.rehearsal import dry_run_plan as dry_run_plan
 from plan_adapter.runner import acancel_run as acancel_run
 from plan_adapter.runner import aresolve_step as aresolve_step
 from plan_adapter.runner import aresume_run as aresume_run

@@ -14,7 +14,7 @@ from plan_adapter.engine.dask import INSTALL_DASK, dask_cluster, has_dask
 from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.ports import Cluster, StepRunner
+from plan_adapter.execution.ports import Cluster, StepGates, StepRunner
 from plan_adapter.execution.scope import Publish, ReportRun
 from plan_adapter.gates.approval import Approver, Operation, gate_policy_of, os_user, refusal, refuse_operation
 from plan_adapter.gates.gate import GateForms
@@ -27,7 +27,7 @@ from plan_adapter.model.errors import InvalidPlanError, NotApprovedError
 from plan_adapter.model.goals import GoalModel
 from plan_adapter.model.hooks import Hooks, Listener
 from plan_adapter.model.options import KnownBy
-from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.runs.secret_lookup import model_redactor
 from plan_adapter.store.store import PlanStore
@@ -119,6 +119,8 @@ class Backend:
     forms: GateForms | None = None
     publish: Publish | None = None
     report: ReportRun | None = None
+    gates: StepGates | None = None  # those of a dry run, which ask nobody; None: those of the run
+    assume: Callable[[Step, str], None] | None = None  # in a dry run: notes a condition that is taken to be true
     is_cut_short: Callable[[], bool] = lambda: False  # whether this process is stopping and the run resumes elsewhere
 
 

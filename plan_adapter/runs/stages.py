@@ -163,7 +163,7 @@ def scope_of(
         slots=Slots(approved.bound.validated.plan.options.parallel_limit),
         limit=ResultLimit(run_request.settings.result_limit_bytes, run_request.settings.results_path),
         history=session.history,
-        gates=None if policy is None else CallGates(approved, keeper, stop, policy, session.history.asked),
+        gates=session.backend.gates or (None if policy is None else CallGates(approved, keeper, stop, policy, session.history.asked)),
         outcomes=OutcomeGates(approved, keeper),
         cluster=cluster,
         goal_model=goal_model,
@@ -174,6 +174,7 @@ def scope_of(
         log_sink=session.backend.log_sink,
         publish=session.backend.publish,
         report=session.backend.report,
+        assume=session.backend.assume,
         secrets=secrets,
     )
 
@@ -208,7 +209,7 @@ async def execute_finally_steps(scope: RunScope, keeper: GateKeeper, status: Pla
         scope,
         stop=stop,
         history=replace(history, choices=scope.history.choices),
-        gates=CallGates(scope.approved, keeper, stop, policy, history.asked),
+        gates=session.backend.gates or CallGates(scope.approved, keeper, stop, policy, history.asked),
         outcomes=OutcomeGates(scope.approved, keeper),
         refusal=None,
         end=end,

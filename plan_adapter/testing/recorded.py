@@ -4,10 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -18,12 +15,10 @@ from plan_adapter.gates.approval import answer_to
 from plan_adapter.model.approvals import Approval, ApprovalRequest
 from plan_adapter.model.errors import ToolError
 from plan_adapter.model.options import CallKind
-from plan_adapter.model.plan import GOAL
 from plan_adapter.model.readable import call_name
 from plan_adapter.store.store import PlanStore
 from plan_adapter.testing.case import Case, find_result_uses
 from plan_adapter.testing.expectations import PLAN
-from plan_adapter.tools.tool import Tool
 from plan_adapter.validation import ValidatedPlan
 
 STARTED_BY = "plan test"
@@ -38,21 +33,7 @@ async def _return_recorded(**_arguments: object) -> JsonValue:
 
 def with_recorded_tools(validated: ValidatedPlan) -> ValidatedPlan:
     """Return `validated` with tools that call nothing. They keep their signatures, effects and permissions. A goal is one call."""
-    known = dict[str, Tool[..., Any]]()
-
-    def recorded(tool: Tool[..., Any]) -> Tool[..., Any]:
-        if tool.name not in known:
-            known[tool.name] = tool.with_function(_return_recorded)
-        return known[tool.name]
-
-    asked = {step.id for step in validated.plan.all_steps if step.ask is not None}  # their result is the answer at their gate
-    tools = {step_id: tool if step_id in asked else recorded(tool) for step_id, tool in validated.tools.items()}
-    rollbacks = {step_id: replace(rollback, tool=recorded(rollback.tool)) for step_id, rollback in validated.rollbacks.items()}
-    goals = {step_id: validated.steps[step_id].model_copy(update={"goal": None, "tool_name": GOAL}) for step_id in validated.goal_tools}
-    steps = MappingProxyType({**validated.steps, **goals})
-    return replace(
-        validated, tools=MappingProxyType(tools), goal_tools=MappingProxyType({}), rollbacks=MappingProxyType(rollbacks), steps=steps
-    )
+    return validated.with_tools(lambda tool: tool.with_function(_return_recorded))
 
 
 class RecordedStepRunner(DirectStepRunner):

@@ -1,5 +1,6 @@
 """`read_file` and `write_file`: text files below one folder, which neither `..` nor a link can leave, and the folder access behind them."""
 
+import difflib
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from typing_extensions import TypedDict
 
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import ToolError
+from plan_adapter.tools.probing import Simulation
 from plan_adapter.tools.tool import tool
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -150,7 +152,16 @@ def read_file(path: str) -> FileContent:
     return {**_file_result(place, content), "text": text}
 
 
-@tool(effect="idempotent_write")
+def simulate_write(path: str, content: JsonValue) -> Simulation:
+    """Show how a file would change, and return what `write_file` would."""
+    _, place = _resolve_path(path)
+    encoded = _encode(content)
+    old = read_file(path)["text"] if place.exists() else ""
+    changes = difflib.unified_diff(old.splitlines(), encoded.decode().splitlines(), f"{path} (now)", f"{path} (new)", lineterm="")
+    return Simulation("\n".join(changes) or f"{path} would not change", _file_result(place, encoded))
+
+
+@tool(effect="idempotent_write", simulate=simulate_write)
 def write_file(path: str, content: JsonValue) -> WrittenFile:
     """Write a file atomically. The result is {path, size, digest}.
 
@@ -161,13 +172,16 @@ def write_file(path: str, content: JsonValue) -> WrittenFile:
         content: The new content. Text is written as it is, in UTF-8; any other value as indented JSON.
     """
     root, place = _resolve_path(path)
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-    encoded = text.encode()
+    encoded = _encode(content)
     try:
         write_below(root, place, encoded)
     except OSError as error:
         raise ToolError(f"{path} cannot be written in {root}: {error.strerror}") from error
     return _file_result(place, encoded)
+
+
+def _encode(content: JsonValue) -> bytes:
+    return (content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode()
 
 
 def _file_result(place: Path, content: bytes) -> WrittenFile:

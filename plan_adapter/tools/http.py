@@ -12,8 +12,9 @@ from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
 from plan_adapter.model.errors import ToolError, UnknownOutcomeError
-from plan_adapter.model.readable import one_line
+from plan_adapter.model.readable import one_line, without_passwords
 from plan_adapter.model.values import refuse_constant
+from plan_adapter.tools.probing import Simulation
 from plan_adapter.tools.tool import ToolContext, tool
 
 if TYPE_CHECKING:
@@ -65,7 +66,20 @@ async def http_get(
     )
 
 
-@tool(effect="write")
+def simulate_send(
+    url: str,
+    method: Literal["POST", "PUT", "PATCH", "DELETE"] = "POST",
+    body: JsonValue = None,
+    headers: dict[str, Header] | None = None,
+) -> Simulation:
+    """Show the request that `http_send` would send."""
+    content, content_type = _encode_body(body)
+    names = {*_header_texts(headers), "idempotency-key"} | ({"content-type"} if content_type else set[str]())
+    lines = [f"{method} {without_passwords(url)}", f"headers: {', '.join(sorted(names))}", *([content.decode()] if content else [])]
+    return Simulation("\n".join(lines))
+
+
+@tool(effect="write", simulate=simulate_send)
 async def http_send(
     url: str,
     context: ToolContext,

@@ -1,4 +1,4 @@
-"""The results of a tool's probe, `Done` and `NotDone`, and the check that a probe or preview fits its tool."""
+"""What the parts of a tool return: `Done` and `NotDone` of a probe, `Simulation`. Also the check that a part fits its tool."""
 
 import json
 from collections.abc import Iterator
@@ -25,15 +25,28 @@ class NotDone:
     note: str = ""
 
 
-def mismatches(tool: JsonValue, part: JsonValue) -> list[str]:
-    """Return why a function with the parameter schema `part` cannot be a probe or preview of a tool with that of `tool`; empty if it can.
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a write would do, for a dry run: `shows` in words, and the `result` that it would return. Without one, that stays unknown."""
+
+    shows: str = ""
+    result: object = ...
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the result is known."""
+        return self.result is not ...
+
+
+def mismatches(tool: JsonValue, part: JsonValue, role: str) -> list[str]:
+    """Return why a function with the parameter schema `part` cannot be a part of a tool with that of `tool`; empty if it can.
 
     It may take fewer parameters than its tool. Those that it takes must have the tool's types and defaults.
     """
-    return list(_find_mismatches(cast("dict[str, Any]", tool), cast("dict[str, Any]", part)))
+    return list(_find_mismatches(cast("dict[str, Any]", tool), cast("dict[str, Any]", part), role))
 
 
-def _find_mismatches(tool: dict[str, Any], part: dict[str, Any]) -> Iterator[str]:
+def _find_mismatches(tool: dict[str, Any], part: dict[str, Any], role: str) -> Iterator[str]:
     of_tool, of_part = tool.get("properties", {}), part.get("properties", {})
     kinds, required = tool.get("$defs", {}), tool.get("required", [])
     for name, schema in of_part.items():
@@ -43,7 +56,7 @@ def _find_mismatches(tool: dict[str, Any], part: dict[str, Any]) -> Iterator[str
         elif schema != of_tool[name]:
             yield f"`{name}` is {_schema_text(schema)}, but {_schema_text(of_tool[name])} in the tool"
         elif (name in part.get("required", [])) != (name in required):
-            optional, strict = ("probe", "tool") if name in required else ("tool", "probe")
+            optional, strict = (role, "tool") if name in required else ("tool", role)
             yield f"`{name}` is optional in the {optional}, but required in the {strict}"
     for name, schema in part.get("$defs", {}).items():
         if name in kinds and schema != kinds[name]:

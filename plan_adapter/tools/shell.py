@@ -1,5 +1,6 @@
 """`run_command`, `bash` and `command_tool`: a command as a step, in a process group that ends with the step."""
 
+import shlex
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
@@ -9,6 +10,7 @@ from typing_extensions import TypedDict
 
 from plan_adapter.model.errors import ToolDefinitionError, ToolError
 from plan_adapter.model.options import Effect
+from plan_adapter.tools.probing import Simulation
 from plan_adapter.tools.processes import run_group
 from plan_adapter.tools.tool import Tool, ToolContext, tool
 
@@ -29,7 +31,26 @@ class CommandResult(TypedDict):
     stderr: str
 
 
-@tool(effect="write")
+def simulate_command(
+    argv: Annotated[list[Argument], Field(min_length=1)], cwd: str | None = None, env: dict[str, Argument] | None = None
+) -> Simulation:
+    """Show the command that `run_command` would run."""
+    return _simulation(shlex.join(map(_text, argv)), cwd, env)
+
+
+def simulate_script(command: str, cwd: str | None = None, env: dict[str, Argument] | None = None) -> Simulation:
+    """Show the script that `bash` would run."""
+    return _simulation(command, cwd, env)
+
+
+def _simulation(command: str, cwd: str | None, env: Mapping[str, Argument] | None) -> Simulation:
+    """Return a command with its folder and the names of its variables. What it would print is not known."""
+    about = [f"in {cwd}"] if cwd is not None else []
+    about += [f"with {', '.join(sorted(env))}"] if env else []
+    return Simulation("\n".join([command.rstrip("\n"), *about]))
+
+
+@tool(effect="write", simulate=simulate_command)
 async def run_command(
     argv: Annotated[list[Argument], Field(min_length=1)],
     context: ToolContext,
@@ -53,7 +74,7 @@ async def run_command(
     return await _run([_text(argument) for argument in argv], cwd=cwd, env=env, stdin=stdin, context=context)
 
 
-@tool(effect="write", literal_parameters=("command",))
+@tool(effect="write", literal_parameters=("command",), simulate=simulate_script)
 async def bash(command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Argument] | None = None) -> CommandResult:
     """Run a bash script. The result is {exit_code, stdout, stderr}.
 

@@ -170,17 +170,27 @@ def read_result_schema(fn: Callable[..., object], *, context_type: type) -> dict
 
     Results are written by their own class, with the names of its fields. A class with aliases may write either, so nothing is said of it.
     """
-    annotation = getattr(fn, "__annotations__", {}).get("return", inspect.Signature.empty)
-    if annotation is inspect.Signature.empty:
+    adapter = read_result_type(fn, context_type=context_type)
+    if adapter is None:
         return {}
     try:
-        adapter = TypeAdapter[Any](_evaluate(fn, "return", annotation, context_type))
         schema, aliased = (
             adapter.json_schema(mode="serialization", by_alias=by_alias, schema_generator=_Schema) for by_alias in (False, True)
         )
-    except Exception:  # an annotation is code and may raise anything; it was never needed to call the function
+    except Exception:  # a type may have code of its own, which may raise anything
         return {}
     return cast("dict[str, JsonValue]", without_documentation(schema)) if schema == aliased else {}
+
+
+def read_result_type(fn: Callable[..., object], *, context_type: type) -> TypeAdapter[Any] | None:
+    """Return the type of what `fn` returns, or None if its annotation does not say."""
+    annotation = getattr(fn, "__annotations__", {}).get("return", inspect.Signature.empty)
+    if annotation is inspect.Signature.empty:
+        return None
+    try:
+        return TypeAdapter[Any](_evaluate(fn, "return", annotation, context_type))
+    except Exception:  # an annotation is code and may raise anything; it was never needed to call the function
+        return None
 
 
 def parameter_descriptions(docstring: str) -> tuple[str, dict[str, str]]:

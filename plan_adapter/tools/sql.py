@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
+from plan_adapter.expressions import has_expression
 from plan_adapter.model.errors import ToolError
 from plan_adapter.model.readable import cut, one_line
+from plan_adapter.tools.probing import Simulation
 from plan_adapter.tools.tool import as_json, tool
 
 if TYPE_CHECKING:
@@ -163,7 +165,20 @@ async def sql_query(
     return {"rows": cast("list[dict[str, JsonValue]]", as_json([dict(zip(columns, row, strict=True)) for row in rows]))}
 
 
-@tool(effect="write", literal_parameters=("statement",))
+async def simulate_execute(url: str, statement: str | Statements, parameters: Parameters | list[Parameters] | None = None) -> Simulation:
+    """Run the statements in a transaction that is rolled back, and return what `sql_execute` would.
+
+    A sequence of PostgreSQL still advances, and so do effects of functions outside the transaction. A URL that contains a secret is not
+    known here.
+    """
+    if has_expression(url):
+        return Simulation("the URL contains a secret, so the statements were not tried")
+    if (file := _new_file(_parse_url(url, is_reading=False))) is not None:
+        return Simulation(f"{file} does not exist yet, so the statements were not tried")
+    return Simulation("in a transaction that was rolled back", {"rowcount": await _execute(url, statement, parameters, commits=False)})
+
+
+@tool(effect="write", literal_parameters=("statement",), simulate=simulate_execute)
 async def sql_execute(url: str, statement: str | Statements, parameters: Parameters | list[Parameters] | None = None) -> ExecuteResult:
     """Run statements that write, in one transaction, and return {rowcount}.
 
@@ -178,6 +193,11 @@ async def sql_execute(url: str, statement: str | Statements, parameters: Paramet
         parameters: The values for the statements, each of which uses those that it names. With a list of objects, the statements run once
             for each, all or none.
     """
+    return {"rowcount": await _execute(url, statement, parameters, commits=True)}
+
+
+async def _execute(url: str, statement: str | list[str], parameters: Parameters | list[Parameters] | None, *, commits: bool) -> int:
+    """Run statements in one transaction, which is committed or rolled back. Return how many rows they change."""
     dialect = _parse_url(url, is_reading=False).get_backend_name()
     scripts = [statement] if isinstance(statement, str) else statement
     statements = [text for script in scripts for text in split_script(script, dialect)]
@@ -186,12 +206,12 @@ async def sql_execute(url: str, statement: str | Statements, parameters: Paramet
     each = parameters if isinstance(parameters, list) else [parameters or {}]
     for text in statements:
         _refuse_outside_access(_without_comments(text))
-        if len(statements) > 1 and ends_transaction(_without_comments(text)):
+        if (len(statements) > 1 or not commits) and ends_transaction(_without_comments(text)):
             message = "all statements of a call run in one transaction, which the tool itself begins and commits; remove this statement"
             raise ToolError(f"`{cut(one_line(text), 80)}`: {message}")
     _require_used(statements, each)
     async with _connection(url, is_reading=False) as connection:
-        return {"rowcount": await _run_interruptible(connection, _run_statements(connection, statements, each))}
+        return await _run_interruptible(connection, _run_statements(connection, statements, each, commits=commits))
 
 
 async def _run_query(connection: "AsyncConnection", query: str, parameters: Parameters) -> "CursorResult[Any]":
@@ -206,16 +226,16 @@ async def _run_query(connection: "AsyncConnection", query: str, parameters: Para
     return result
 
 
-async def _run_statements(connection: "AsyncConnection", statements: list[str], each: list[Parameters]) -> int:
+async def _run_statements(connection: "AsyncConnection", statements: list[str], each: list[Parameters], *, commits: bool) -> int:
     """Run all statements in one transaction, once for each of the parameters. Return how many rows changed."""
-    if len(statements) * len(each) > 1 and connection.dialect.name == "sqlite":
+    if (len(statements) * len(each) > 1 or not commits) and connection.dialect.name == "sqlite":
         await connection.exec_driver_sql("BEGIN IMMEDIATE")  # sqlite3 itself begins none before CREATE, DROP and similar
     rowcount = 0
     for values in each:
         for statement in statements:
             result = await connection.execute(*_bind(statement, values))
             rowcount += max(0, result.rowcount)  # -1 if the database does not count rows
-    await connection.commit()
+    await (connection.commit() if commits else connection.rollback())
     return rowcount
 
 
@@ -393,6 +413,12 @@ def _without_comments(statement: str) -> str:
 
 def _is_missing(database: str | None) -> bool:
     return bool(database) and database != ":memory:" and not str(database).startswith("file:") and not Path(str(database)).exists()
+
+
+def _new_file(target: "URL") -> str | None:
+    """Return the SQLite file that a connection to `target` would create, or None."""
+    file = (target.database or "").removeprefix("file:").partition("?")[0]
+    return file if target.get_backend_name() == "sqlite" and file not in ("", ":memory:") and not Path(file).exists() else None
 
 
 def _require_used(statements: list[str], each: list[Parameters]) -> None:

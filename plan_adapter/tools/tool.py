@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from importlib import metadata
 from types import CodeType
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from pydantic import JsonValue, ValidationError
 
@@ -26,6 +26,7 @@ from plan_adapter.tools.signature import (
     json_adapter,
     parameter_descriptions,
     read_result_schema,
+    read_result_type,
     read_signature,
     without_documentation,
 )
@@ -35,7 +36,9 @@ R = TypeVar("R")
 
 NAME_LENGTH = 128
 
-_OPTIONS = ("effect", "name", "description", "isolation", "permissions", "literal_parameters", "probe", "preview", "guard")
+PartRole: TypeAlias = Literal["probe", "preview", "guard", "simulation"]
+
+_OPTIONS = ("effect", "name", "description", "isolation", "permissions", "literal_parameters", "probe", "preview", "guard", "simulate")
 """The options of `@tool`."""
 
 
@@ -94,10 +97,10 @@ class Tool(Generic[P, R]):
 
     `fn` is the function that runs. `source` is the same function, or the function inside if `fn` is a Prefect flow. `task` is the Prefect
     task that the tool was made from, or None, and `timeout_seconds` is that task's limit. `probe` is the tool that checks whether a write
-    with an unknown outcome was done, or None. `preview` is the tool that shows what a write changed, and `guard` the one that checks it
-    before a goal ends, or None.
+    with an unknown outcome was done, or None. `preview` is the tool that shows what a write changed, `guard` the one that checks it
+    before a goal ends, and `simulate` the one that says in a dry run what it would do, or None.
 
-    Raises ToolDefinitionError for a function that cannot be a tool, and for a probe, preview or guard whose parameters do not match.
+    Raises ToolDefinitionError for a function that cannot be a tool, and for a part of it whose parameters do not match.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class Tool(Generic[P, R]):
         probe: Callable[..., object] | None = None,
         preview: Callable[..., object] | None = None,
         guard: Callable[..., object] | None = None,
+        simulate: Callable[..., object] | None = None,
         source: Callable[..., object] | None = None,
         task: object | None = None,
     ) -> None:
@@ -136,6 +140,7 @@ class Tool(Generic[P, R]):
         self.probe: Tool[..., Any] | None = None if probe is None else _build_part(self, probe, "probe")
         self.preview: Tool[..., Any] | None = None if preview is None else _build_part(self, preview, "preview")
         self.guard: Tool[..., Any] | None = None if guard is None else _build_part(self, guard, "guard")
+        self.simulate: Tool[..., Any] | None = None if simulate is None else _build_part(self, simulate, "simulation")
         functools.update_wrapper(cast("Any", self), self.source, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -146,11 +151,11 @@ class Tool(Generic[P, R]):
         return f"<Tool {self.name} ({self.effect}) {self.origin}>"
 
     def with_function(self, fn: Callable[..., Coroutine[Any, Any, object]]) -> "Tool[..., Any]":
-        """Return a tool with the same definition that calls the coroutine function `fn`, without probe, preview and guard."""
+        """Return a tool with the same definition that calls the coroutine function `fn`, without probe, preview, guard and simulation."""
         copied = cast("Tool[..., Any]", copy.copy(self))
         copied.fn = copied.source = fn
         copied.is_async, copied.isolation, copied._is_stand_in = True, "thread", True
-        copied.task = copied.probe = copied.preview = copied.guard = None
+        copied.task = copied.probe = copied.preview = copied.guard = copied.simulate = None
         return copied
 
     @property
@@ -246,6 +251,15 @@ class Tool(Generic[P, R]):
         except (ValueError, TypeError):
             return dict(parameters)
 
+    def result_of(self, value: object) -> JsonValue:
+        """Return `value` as JSON, if it is of the type that the function returns. Raises ToolError."""
+        adapter = read_result_type(self._returning, context_type=ToolContext)
+        try:
+            return as_json(value if adapter is None else adapter.validate_python(value))
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, detail['loc'])) or 'it'}: {detail['msg']}" for detail in error.errors(include_url=False))
+            raise ToolError(f"the result is not what `{self.name}` returns: {wrong}") from error
+
     def bind(self, parameters: Mapping[str, JsonValue], context: ToolContext) -> dict[str, Any]:
         """Return the keyword arguments of the call, coerced to the annotated types. Raises ToolError with everything that does not fit."""
         try:
@@ -273,6 +287,7 @@ def tool(
     probe: Callable[..., object] | None = None,
     preview: Callable[..., object] | None = None,
     guard: Callable[..., object] | None = None,
+    simulate: Callable[..., object] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a typed function, sync or async, a tool. Use it as `@tool` or `@tool(effect="read")`.
@@ -295,9 +310,12 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
               published as an artifact. If it fails, the failure is only logged.
             - `guard`: a function, or a tool that reads, that is called before a goal whose model called this tool may end. It returns
               why the goal may not end, or None. If it fails, the goal may not end.
+            - `simulate`: a function, or a tool that reads, that is called in a dry run in place of a write. It returns what the tool would
+              return, or `Simulation(shows=…, result=…)`, which also shows what would change, or whose result stays unknown. It gets no
+              values of secrets: the expressions are in their place.
 
-            A `probe` and a `preview` receive those of the tool's parameters that they name. All three receive the `ToolContext` of the
-            call if they have a parameter with this annotation.
+            `probe`, `preview` and `simulate` receive those of the tool's parameters that they name. All of them receive the `ToolContext`
+            of the call if they have a parameter with this annotation.
 
     Raises ToolDefinitionError for any other option, with the nearest known one.
     """
@@ -367,13 +385,13 @@ def _refuse_replaced_options(task: object, name: str) -> None:
         )
 
 
-def _build_part(tool: Tool[..., Any], function: Callable[..., object], role: Literal["probe", "preview", "guard"]) -> Tool[..., Any]:
+def _build_part(tool: Tool[..., Any], function: Callable[..., object], role: PartRole) -> Tool[..., Any]:
     """Return `function` as this part of `tool`. Raises ToolDefinitionError with everything that does not fit."""
     if isinstance(function, Tool):
         part = cast("Tool[..., Any]", function)
     else:
         part = Tool(function, effect="read", name=getattr(function, "__name__", None) or tool.name)
-    why = mismatches(tool.definition()["parameters"], part.definition()["parameters"])
+    why = mismatches(tool.definition()["parameters"], part.definition()["parameters"], role)
     if part.effect != "read":
         why.insert(0, f"its effect is {part.effect}, and a {role} only reads")
     if role != "probe" and tool.effect == "read":

@@ -2,7 +2,7 @@
 
 import re
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,7 @@ from plan_adapter.model.canonical import approval_digest, plan_digest
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.graph import topological_order, transitive_reduction
 from plan_adapter.model.options import Effect, Runner, is_lower, strongest
-from plan_adapter.model.plan import ExecutionPlan, Permissions, Step
+from plan_adapter.model.plan import GOAL, ExecutionPlan, Permissions, Step
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import listed
 from plan_adapter.model.record import RunFolder
@@ -123,6 +123,29 @@ class ValidatedPlan:
         """All tools that calls of the plan may use, by name, with those of rollbacks and goals."""
         undo = (rollback.tool for rollback in self.rollbacks.values())
         return _used_tools([*self.tools.values(), *undo, *(tool for tools in self.goal_tools.values() for tool in tools.values())])
+
+    def with_tools(self, replace_tool: Callable[[Tool[..., Any]], Tool[..., Any]]) -> "ValidatedPlan":
+        """Return the plan with other tools, made by `replace_tool` of its own. A goal is one call of the tool for goals.
+
+        The tool of a question stays: its result is the answer at its gate.
+        """
+        made = dict[str, Tool[..., Any]]()
+
+        def replaced(tool: Tool[..., Any]) -> Tool[..., Any]:
+            if tool.name not in made:
+                made[tool.name] = replace_tool(tool)
+            return made[tool.name]
+
+        tools = {step_id: tool if self.steps[step_id].ask is not None else replaced(tool) for step_id, tool in self.tools.items()}
+        rollbacks = {step_id: replace(rollback, tool=replaced(rollback.tool)) for step_id, rollback in self.rollbacks.items()}
+        goals = {step_id: self.steps[step_id].model_copy(update={"goal": None, "tool_name": GOAL}) for step_id in self.goal_tools}
+        return replace(
+            self,
+            tools=MappingProxyType(tools),
+            goal_tools=MappingProxyType({}),
+            rollbacks=MappingProxyType(rollbacks),
+            steps=MappingProxyType({**self.steps, **goals}),
+        )
 
     @property
     def edges(self) -> Mapping[str, tuple[str, ...]]:

@@ -2,12 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
+
+from plan_adapter.cli import output
 from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
 from plan_adapter.cli.daemon_thread import in_daemon_thread
-from plan_adapter.cli.exit_codes import UsageError
+from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
-from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
+from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, tools_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 
@@ -23,6 +27,9 @@ def run(
     on_server: bool = False,
     yes: bool = False,
     detach: bool = False,
+    dry_run: Annotated[bool, Parameter(name=("--dry-run", "--dry"))] = False,
+    no_reads: bool = False,
+    answer: list[str] | None = None,
     json: bool = False,
 ) -> int:
     """Run a plan and show its progress: live on a terminal, as plain lines elsewhere.
@@ -36,6 +43,9 @@ def run(
     The run is a flow run on the Prefect server of Prefect's settings, or else on a local server that starts once. With `--on-server` a
     worker runs it: the command starts the runbook that `plan deploy` deployed and follows its run. Ctrl-C then stops only following.
 
+    With `--dry-run` nothing is changed: tools that read are called, those that write are simulated or their results stay unknown, and gates
+    are listed. It exits with 1 if a call fails.
+
     Args:
         plan: A plan document, `-` for stdin, `git:REVISION:FILE`, or a stored plan: its name, `name@version` or digest. With
             `--on-server`: the name of a deployed runbook.
@@ -47,9 +57,18 @@ def run(
         yes: Approve gates as your account, as far as the policy allows; never changed content or the calls of a model.
         detach: Do not wait for answers: once only gates are left to wait for, leave the run waiting and exit with 6. With `--on-server`:
             print the id of the flow run and do not wait for anything.
+        dry_run: Show what a run would do, without any effect.
+        no_reads: With `--dry-run`: do not call tools that read, either.
+        answer: With `--dry-run`: `step.field=value`, an answer to a question; may be repeated.
         json: Print events as JSON Lines; the last line is the run.
     """
     given = input_texts(input or [], inputs)
+    if dry_run:
+        if refused := [name for name, is_given in (("--detach", detach), ("--on-server", on_server), ("--yes", yes)) if is_given]:
+            raise UsageError(f"{refused[0]} is for a run, and --dry-run only shows what one would do")
+        return asyncio.run(_dry_run(plan, given, tools or [], _answers_of(answer or []), reads=not no_reads, as_json=json))
+    if no_reads or answer:
+        raise UsageError("--no-reads and --answer go with --dry-run")
     if on_server:
         if refused := [name for name, is_given in (("--offline", offline), ("--yes", yes), ("--tools", tools)) if is_given]:
             raise UsageError(f"{refused[0]} is for a run of this process, and with --on-server a worker runs the plan")
@@ -57,6 +76,38 @@ def run(
 
         return asyncio.run(run_deployed(plan, given, detach=detach, as_json=json))
     return asyncio.run(_run(plan, given, tools or [], RunOptions(yes=yes, detach=detach, json=json), offline=offline))
+
+
+def _answers_of(given: list[str]) -> dict[str, dict[str, str]]:
+    """Return the answers to questions: by step, the values of the fields as texts."""
+    answers = dict[str, dict[str, str]]()
+    for pair in given:
+        place, equals, value = pair.partition("=")
+        step_id, dot, name = place.strip().rpartition(".")
+        if not (equals and dot and step_id and name):
+            raise UsageError(f"`--answer {pair}`: write --answer step.field=value")
+        answers.setdefault(step_id, {})[name] = value
+    return answers
+
+
+async def _dry_run(
+    source: str, given: dict[str, str], tools: list[str], answers: dict[str, dict[str, str]], *, reads: bool, as_json: bool
+) -> int:
+    # These import SQLAlchemy.
+    from plan_adapter.rehearsal import rehearse
+    from plan_adapter.text.dry_run_text import COLUMNS, dry_run_json, dry_run_lines, dry_run_rows
+
+    settings = Settings()
+    plan, policy = await plan_of(source), await policy_of_store(settings)
+    found = await rehearse(plan, tools_of(tools), given, policy=policy, settings=settings, answers=answers, reads=reads, from_text=True)
+    if as_json:
+        output.json_line("dry_run", dry_run_json(found))
+    else:
+        output.table(COLUMNS, dry_run_rows(found))
+        output.line("")
+        for text in dry_run_lines(found):
+            output.line(text)
+    return ExitCode.DONE if found.is_complete else ExitCode.FAILED
 
 
 async def _run(source: str, given: dict[str, str], tools: list[str], options: RunOptions, *, offline: bool) -> int:

@@ -1,0 +1,57 @@
+"""Runs every runbook dry in this process, and prints each change of the world that Python's audit events show."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from plan_adapter.runs import DryRun, dry_run_plan
+from plan_adapter.testing import load_cases
+from plan_adapter.tools.registry import ToolRegistry
+
+CHANGES = frozenset(
+    ("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate", "shutil.rmtree")
+)
+STARTS = frozenset(("os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"))
+WRITING = ("w", "a", "x", "+")
+
+
+def watch(changes: list[str], temporary: str) -> None:
+    """Add every change outside the folder `temporary` to `changes`, from now on: of files, processes and connections."""
+
+    def is_elsewhere(path: object) -> bool:
+        text = str(path)
+        return text.startswith("/") and not text.startswith((temporary, "/dev/null"))
+
+    def is_change(event: str, arguments: Sequence[object]) -> bool:
+        if event == "open":
+            mode = arguments[1]
+            return isinstance(mode, str) and any(mark in mode for mark in WRITING) and is_elsewhere(arguments[0])
+        if event in STARTS:
+            return "plan_adapter.expressions" not in str(arguments)  # the process that evaluates large expressions
+        if event == "os.mkdir" and Path(str(arguments[0])).exists():
+            return False  # it asks whether the folder is there
+        if event in CHANGES or event == "sqlite3.connect":
+            return any(map(is_elsewhere, arguments[:2]))
+        return event == "socket.connect"
+
+    def hook(event: str, arguments: Sequence[object]) -> None:
+        if is_change(event, arguments):
+            changes.append(f"{event} {arguments}")
+
+    sys.addaudithook(hook)
+
+
+def rehearse_all(runbooks: Path) -> list[DryRun]:
+    """Return a dry run of each runbook with the inputs of its first test case."""
+    cases = [load_cases(file)[0] for file in sorted(runbooks.glob("*.test.yaml"))]
+    tools = ToolRegistry.from_settings(())
+    return [dry_run_plan(case.plan.validated.plan, tools=tools, inputs=case.plan.inputs, reads=False) for case in cases]
+
+
+if __name__ == "__main__":
+    found_changes = list[str]()
+    rehearse_all(Path(sys.argv[1]))  # everything is imported
+    watch(found_changes, sys.argv[2])
+    for found in rehearse_all(Path(sys.argv[1])):
+        print(f"{found.run.name}: {len(found.calls)} calls, effects: {found.effects},", found.run.status.value, *found.problems)
+    print("changes:", len(found_changes), *found_changes[:5])

@@ -47,14 +47,13 @@ def worker(server: Server, *, pool: str, log: Path, environment: Mapping[str, st
 
 
 async def deployed(client: PrefectClient, *, pool: str, parameters: Mapping[str, JsonValue] | None = None) -> UUID:
-    """Return the id of a deployment of `plan_adapter.flows.run_plan` with `parameters`, from this checkout, for the worker of `pool`."""
+    """Return the id of a deployment of `plan_adapter.flows.run_plan` with `parameters`, for the worker of `pool`."""
     from plan_adapter.flows import run_plan
 
     return await client.create_deployment(
         flow_id=await client.create_flow(run_plan),
         name=f"{pool}-worker",
         work_pool_name=pool,
-        entrypoint="plan_adapter.flows.run_plan",
-        path=str(ROOT),
+        entrypoint="plan_adapter.flows.run_plan",  # without a path, which Prefect 3.9 copies for each run, `.venv` included
         parameters=dict(parameters or {}),
     )

@@ -17,11 +17,12 @@ from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.gates.approval import needs_gate, os_user, requires_approval
 from plan_adapter.gates.policy import EffectivePolicy, effective_policy
 from plan_adapter.loading import PlanSource, aplan_of
+from plan_adapter.local import telemetry
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval
 from plan_adapter.model.dry_run import DryRun, DryRunCall, DryRunGate, How
 from plan_adapter.model.errors import ExpressionError, InvalidPlanError, ToolError, error_text
-from plan_adapter.model.language import tr
+from plan_adapter.model.language import spoken, tr
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import GOAL, ExecutionPlan, Step, new_id
 from plan_adapter.model.problems import Problem, did_you_mean
@@ -100,7 +101,8 @@ async def rehearse(
             request = RunRequest(requested_by=os_user(), settings=own)
             run = await create_run(bound, store, request)
             backend = Backend(run_step=steps, gates=gates, assume=steps.assume)
-            run = await execute_session(RunSession(bound, run, store, request, backend=backend), server=None)
+            with telemetry.nothing_counted():
+                run = await execute_session(RunSession(bound, run, store, request, backend=backend), server=None)
             written = [attempt for attempt in await store.attempts(run.id) if attempt.effect != "read"]
     asks_first = [DryRunGate(PLAN, "approval")] if requires_approval(plan, policy) else []
     return DryRun(
@@ -131,9 +133,12 @@ def _worst_case(bound: BoundPlan, policy: EffectivePolicy) -> float | None:
 
 
 def _for_rehearsal(plan: ExecutionPlan) -> ExecutionPlan:
-    """Return `plan` without what only a real run needs: approvals, its turn and a window to start in, and a model that replans."""
+    """Return `plan` without what only a real run needs: approvals, its turn and a window to start in, and a model that replans.
+
+    It speaks to its caller, not to approvers.
+    """
     changed = plan.model_copy(deep=True)
-    changed.on_failure = changed.concurrency = None
+    changed.on_failure, changed.concurrency, changed.language = None, None, spoken()
     changed.options.require_approval, changed.options.run_window = False, None
     for each in changed.plans.values():
         each.approval = None

@@ -7,6 +7,7 @@ that models make follow the GenAI conventions. No attribute has a parameter, a r
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -56,9 +57,22 @@ class OpenSpan:
             self._span.set_status(Status(StatusCode.ERROR))
 
 
+_is_off: ContextVar[bool] = ContextVar("telemetry is off", default=False)
+
+
+@contextmanager
+def nothing_counted() -> Generator[None]:
+    """Open no span and count nothing while the block runs, and in every task that it starts: a dry run is no run."""
+    token = _is_off.set(True)
+    try:
+        yield
+    finally:
+        _is_off.reset(token)
+
+
 def _is_used() -> bool:
     """Return whether this process uses OpenTelemetry. Importing it takes 50 ms, and only who has imported it can have configured it."""
-    return "opentelemetry.trace" in sys.modules
+    return "opentelemetry.trace" in sys.modules and not _is_off.get()
 
 
 @contextmanager

@@ -446,6 +446,23 @@ def test_the_command_prints_one_object_with_json(plan: Plan) -> None:
     assert [(call["step"], call["how"]) for call in found["calls"]] == [("note", "simulated"), ("count", "unknown"), ("clean", "unknown")]
 
 
+def test_it_speaks_the_language_of_its_caller(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("tidy.yaml").write_text(f"language: en\n{PLAN_FILE}", encoding="utf-8")
+    monkeypatch.setenv("PLAN_ADAPTER_LANGUAGE", "zh")
+    assert "未知：它的工具会写入" in plan("run", "tidy.yaml", "--dry-run", "--input", "node=web-1").out
+    Path("tidy.yaml").write_text(f"language: zh\n{PLAN_FILE}", encoding="utf-8")
+    (found,) = plan("run", "tidy.yaml", "--dry-run", "--input", "node=web-1", "--json").lines
+    assert found["calls"][1]["reason"] == "its tool can write"
+
+
+def test_it_counts_as_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = list[str]()
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", sys)
+    monkeypatch.setattr("plan_adapter.local.telemetry._counter", counted.append)
+    dry(step("first", "look"))
+    assert counted == []
+
+
 def test_a_dry_run_that_fails_exits_with_1(plan: Plan) -> None:
     steps = [{"id": "a", "description": "A", "tool_name": "read_file", "parameters": {"path": "none.txt"}}]
     Path("bad.json").write_text(json.dumps({"name": "bad", "description": "Bad", "steps": steps}), encoding="utf-8")

@@ -67,11 +67,16 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _test_file_of(plan: Path) -> Path:
-    beside = [plan.with_name(f"{plan.stem}{ending}") for ending in (".test.yaml", ".test.yml")]
-    file = next((path for path in beside if path.is_file()), None)
-    if file is None:
-        raise FileNotFoundError(f"there is no {beside[0].name} beside {plan}" if plan.exists() else f"{plan} does not exist")
+    file = test_file_of(plan)
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {file.name} beside {plan}" if plan.exists() else f"{plan} does not exist")
     return file
+
+
+def test_file_of(plan: Path) -> Path:
+    """Return the path of the test file beside a plan: `restart.test.yaml` for `restart.yaml`. It may not exist."""
+    beside = [plan.with_name(f"{plan.stem}{ending}") for ending in (".test.yaml", ".test.yml")]
+    return next((path for path in beside if path.is_file()), beside[0])
 
 
 def plan_file_of(test_file: Path) -> Path:

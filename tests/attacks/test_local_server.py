@@ -283,7 +283,7 @@ def test_a_command_with_the_servers_url_finds_the_password_only_in_the_owners_ho
     doctor = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url)
     assert f"Prefect server {locked.server.api_url} answers" in doctor.stdout, doctor.stdout
     doctor = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PLAN_ADAPTER_HOME=str(tmp_path / "other"))
-    assert doctor.returncode == 2
+    assert doctor.returncode == 9
     assert "it refuses the credentials (HTTP 401): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong" in doctor.stdout
     doctor = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PREFECT_API_AUTH_STRING="plan:wrong")
     assert "it refuses the credentials (HTTP 401)" in doctor.stdout

@@ -224,16 +224,26 @@ class _RehearsingStepRunner(DirectStepRunner):
         self._conditions[step.id] = condition
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
-        """Make the attempts of `call` if its tool only reads and everything is known. Otherwise simulate it."""
+        """Make one attempt of `call` if its tool only reads and everything is known. Otherwise simulate it."""
         why = self._why_not_called(call)
         if why is None:
-            end = await super().__call__(call)
-            how: How = "called" if end.outcome == "succeeded" else "failed"
-            self._note(call, how, _parameters_of(call), result=end.result, why="" if how == "called" else end.in_words)
-            return end
+            return await self._read(call)
         end = await call.rehearse(partial(self._answer, call, why))
         if end.outcome != "succeeded":
             self._note(call, "failed", _parameters_of(call), why=end.in_words)
+        return end
+
+    async def _read(self, call: StepCall) -> AttemptEnd:
+        """Make one attempt. If it fails after a write that was not made, which it may depend on, its result is unknown."""
+        end, parameters = await call.attempt(without_prefect=True), _parameters_of(call)
+        if end.outcome == "succeeded":
+            self._note(call, "called", parameters, result=end.result)
+        elif any(made.effect != "read" or made.how != "called" for made in self.calls):
+            why = tr("writes before it were not made, and now it {end}", end=end.in_words)
+            self._note(call, "unknown", parameters, result=_unknown_result(call), why=why)
+            return AttemptEnd("succeeded", end.number, result=_unknown_result(call))
+        else:
+            self._note(call, "failed", parameters, why=end.in_words)
         return end
 
     def _why_not_called(self, call: StepCall) -> str | None:
@@ -253,7 +263,7 @@ class _RehearsingStepRunner(DirectStepRunner):
 
     async def _answer(self, call: StepCall, why: str, parameters: dict[str, JsonValue], context: ToolContext) -> JsonValue:
         """Return the result of a call that is not made, as far as it is known."""
-        unknown = Unknown(f"${{{{ steps.{call.step.local_id}.result }}}}")
+        unknown = _unknown_result(call)
         if call.step.ask is not None:
             return {**self._gates.answer_to(call.step)}
         tool = self._tools.get(call.tool_name)
@@ -294,6 +304,10 @@ class _RehearsingStepRunner(DirectStepRunner):
                 condition=self._conditions.get(call.step.id, ""),
             )
         )
+
+
+def _unknown_result(call: StepCall) -> Unknown:
+    return Unknown(f"${{{{ steps.{call.step.local_id}.result }}}}")
 
 
 def _parameters_of(call: StepCall) -> dict[str, JsonValue]:

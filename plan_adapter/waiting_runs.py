@@ -9,6 +9,7 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from plan_adapter.gates.gate import request_of
+from plan_adapter.gates.identity import DIGEST_BEGINNING
 from plan_adapter.loading import PlanSource, aplan_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import GATE_ANSWERS, Answer, Decision, Gate, GateAnswer, Resolution
@@ -136,19 +137,23 @@ async def aanswer_gate(
     """Answer at a gate, and return its run. The answer counts only for the content that was shown.
 
     `gate` is a gate that `aopen_gates` returned, or its id. With an id, `digest` must be the digest that the person saw
-    (`gate.approval_digest`), or its beginning. `values` are the answer to a question, by field. `result` is what the call returned, for
-    `done`. `request_changes` needs a `note`.
+    (`gate.approval_digest`), or at least 8 characters of its beginning. `values` are the answer to a question, by field. `result` is what
+    the call returned, for `done`. `request_changes` needs a `note`.
 
     `by` is recorded as an unverified name, unless `code`, a one-time code, or `signature` proves it. So let your program sign people in.
 
-    If a process waits at the gate, it continues at once. Otherwise `acontinue_run` resumes the run; a rejection ends it here. A deployed
-    run that released its worker is continued by `plan reconcile`, or by the deployment `reconcile`.
+    If a process waits at the gate, it continues at once. Otherwise `acontinue_run` resumes the run; a rejection of the plan ends it here. A
+    deployed run that released its worker is continued by `plan reconcile`, or by the deployment `reconcile`.
 
-    Raises NotApprovedError if the answer is refused, which is recorded: by the gate policy, or because `digest` is another one. Raises
-    RunConflictError if the gate is closed.
+    Raises ValueError for an empty `by` and a `digest` that is none; NotApprovedError if the answer is refused, which is recorded: by the
+    gate policy, or because `digest` is another one; RunNotFoundError if there is no such gate; RunConflictError if it is closed.
     """
     if isinstance(gate, str) and digest is None:
         raise TypeError("`digest` is missing: with the id of a gate, pass the digest that the person saw")
+    if digest is not None and not DIGEST_BEGINNING.fullmatch(digest):
+        raise ValueError("`digest` needs at least 8 characters of an approval digest (0-9, a-f)")
+    if not by.strip():
+        raise ValueError("`by` is empty: pass the name of the person who answers")
     settings = Settings()
     async with opened_store(store, settings) as opened:
         shown = gate if isinstance(gate, Gate) else await opened.gates.get(gate)
@@ -159,7 +164,7 @@ async def aanswer_gate(
             code=code,
             signature=signature,
             result=dict(values or {}) if decision == "answer" else result,
-            digest=digest or shown.approval_digest,
+            digest=shown.approval_digest if digest is None else digest,
         )
         if decision == "request_changes" and not note.strip():
             raise NotApprovedError("`note` is empty: say in it what to change")

@@ -1,6 +1,5 @@
 """Answers from the command line: which gate they are for, who gives them, and what happens next."""
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, assert_never
 
@@ -14,7 +13,7 @@ from plan_adapter.cli.servers import available_server, lacks_store_of_server, sh
 from plan_adapter.engine.connection import use_server
 from plan_adapter.gates.approval import answer_to, os_user, text_to_sign, with_current_policy
 from plan_adapter.gates.gate import request_of
-from plan_adapter.gates.identity import Identity, ProofContext, approval_from, verify_answer
+from plan_adapter.gates.identity import DIGEST_BEGINNING, Identity, ProofContext, approval_from, verify_answer
 from plan_adapter.gates.signatures import default_key, sign
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.local.settings import Settings
@@ -72,15 +71,12 @@ class GateSelector:
 
     def __post_init__(self) -> None:
         """Raise UsageError for a digest that is too short."""
-        if self.digest is not None and not _DIGEST.fullmatch(self.digest):
+        if self.digest is not None and not DIGEST_BEGINNING.fullmatch(self.digest):
             raise UsageError("--digest needs at least 8 characters of an approval digest (0-9, a-f), as `plan gates` prints it")
 
     def matches_digest(self, approval_digest: str) -> bool:
         """Return whether the answer applies to this content."""
         return self.digest is None or approval_digest.startswith(self.digest.casefold())
-
-
-_DIGEST = re.compile(r"[0-9a-fA-F]{8,64}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Verifies who gave an answer at a gate, and turns an allowed answer into an approval."""
 
 import asyncio
+import re
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -15,6 +16,9 @@ from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.record import AUTHOR
 
 _CHECKED = object()
+
+DIGEST_BEGINNING = re.compile(r"[0-9a-fA-F]{8,64}")
+"""What names a content: its approval digest, or at least the first 8 characters of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,9 @@ async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context:
     A giver whom the policy would refuse with any proof is refused before a code is used up. Whoever is allowed to reject can also resolve
     an unknown outcome.
     """
-    if answer.digest is not None and not request.approval_digest.startswith(answer.digest):
+    if answer.digest is not None and not (
+        DIGEST_BEGINNING.fullmatch(answer.digest) and request.approval_digest.startswith(answer.digest.casefold())
+    ):
         raise NotApprovedError(
             f"the content of the gate changed: you answered about {answer.digest[:12]}, and the gate now asks about "
             f"{request.approval_digest[:12]}; read it again, then answer"

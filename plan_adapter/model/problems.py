@@ -61,6 +61,10 @@ _OTHER_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "with": ("parameters",),
         "needs": ("depends_on",),
         "if": ("when",),
+        "http_post": ("http_send",),
+        "http_put": ("http_send",),
+        "http_patch": ("http_send",),
+        "http_delete": ("http_send",),
     }
 )
 """What other programs call a field or a parameter, and what it is called here, in the first of these that exists."""

@@ -366,7 +366,7 @@ class PlanRun:
 
     @property
     def is_completed(self) -> bool:
-        """Whether the run is completed, failed or cancelled. A partial run is not, as in the seeds."""
+        """Whether the run is completed, failed or cancelled. A partial run is not, as in the original implementations."""
         return self.status in (PlanStatus.COMPLETED, PlanStatus.FAILED, PlanStatus.CANCELLED)
 
     @property

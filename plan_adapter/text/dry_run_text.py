@@ -67,7 +67,7 @@ def _sum_text(calls: Sequence[DryRunCall]) -> str:
     counts = Counter((call.how, call.effect == "read") for call in calls)
     writes = sum(count for (how, is_read), count in counts.items() if not is_read and how != "failed")
     reads, failed = counts["unknown", True] + counts["simulated", True], counts["failed", True] + counts["failed", False]
-    parts = [tr("{reads} called", reads=counted(counts["called", True], "read"))]
+    parts = [tr("{reads} called", reads=counted(counts["called", True] + counts["failed", True], "read"))]
     parts += [tr("{calls} not called, {known} with a known result", calls=counted(writes, "write"), known=counts["simulated", False])]
     parts += [tr("{calls} not called", calls=counted(reads, "read"))] if reads else []
     parts += [tr("{count} failed", count=failed)] if failed else []

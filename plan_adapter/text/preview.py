@@ -404,7 +404,7 @@ def _facts(preview: Preview) -> list[str]:
     facts = [f"- {tr('plan digest: `{digest}`', digest=preview.digest)}"]
     if preview.approval_digest is not None:
         facts.append(f"- {tr('approval digest: `{digest}`', digest=preview.approval_digest)}")
-    facts.append(f"- {tr('approval: required before anything runs') if preview.requires_approval else tr('approval: not required')}")
+    facts.append(f"- {tr('approval: required before anything runs') if preview.requires_approval else _no_plan_gate_text(preview)}")
     asks = preview.requires_approval or any(step.gate for step in preview.steps)
     facts += [f"- {fact}" for fact in policy_facts(preview.plan, preview.permissions, asks=asks, gate_effects=preview.gate_effects)]
     facts += [f"- {tr('input {name}', name=code(name))}: {code(as_text(value))}" for name, value in preview.inputs.items()]
@@ -441,6 +441,15 @@ def _no_timeout_note(preview: Preview) -> str:
 def _is_listed(step: Step, name: str, value: JsonValue) -> bool:
     """Return whether the listing already shows this parameter of a goal as a field of its step: `goal` or `done_when`."""
     return step.goal is not None and value == getattr(step, name)
+
+
+def _no_plan_gate_text(preview: Preview) -> str:
+    gated = [step.step.id for step in preview.steps if step.gate]
+    return (
+        tr("approval: not required for the plan; these steps ask: {names}", names=", ".join(map(code, gated)))
+        if gated
+        else tr("approval: not required")
+    )
 
 
 def _step_lines(preview: StepPreview, number: int) -> list[str]:

@@ -426,7 +426,8 @@ def step_end_text(step: StepRun) -> str:
     how = tr(_STEP_ENDS.get(step.reason or "", "failed"))
     if step.outcome is Outcome.UNKNOWN:
         how = tr("its outcome is unknown")
-    return f"{how}{tries}: {one_line(step.error or tr('no reason was given'))}"
+    text = f"{how}{tries}: {one_line(step.error or tr('no reason was given'))}"
+    return tr("{end}; rolled back", end=text) if step.rolled_back else text
 
 
 def short_result(result: JsonValue) -> str:

@@ -413,7 +413,7 @@ def _compile_call(
         done_when = compiled(step.done_when, f"{at}.done_when", declared.at(item=has_item, result=step, items=for_each), "bool")
     elif step.done_when is not None and step.goal is None:
         message, hint = "only a goal has a condition in words", "write an expression: `${{ result.… }}`"
-        findings.add("not-yet", f"{at}.done_when", message, hint)
+        findings.add("expression-needed", f"{at}.done_when", message, hint)
     label = step.label if step.for_each is not None else None
     return Call(
         step,

@@ -249,12 +249,31 @@ def test_every_wrong_answer_is_reported() -> None:
 
 
 def test_a_read_that_fails_ends_it_except_for_the_finally_steps() -> None:
-    steps = (step("made", value="a"), step("bad", "broken", depends_on=["made"]), step("never", value="b", depends_on=["bad"]))
+    steps = (
+        step("first", "look"),
+        step("bad", "broken", max_retries=9, retry_delay_ms=60_000),
+        step("never", value="b", depends_on=["bad"]),
+    )
     found = dry(*steps, **{"finally": [step("tell", value="${{ run.status }}")]})
-    assert [(call.name, call.how) for call in found.calls] == [("made", "unknown"), ("bad", "failed"), ("tell", "unknown")]
+    assert [(call.name, call.how) for call in found.calls] == [("first", "called"), ("bad", "failed"), ("tell", "unknown")]
     assert (found.calls[1].why, found.calls[2].parameters) == ("failed: ValueError: no such node", {"value": "partial"})
-    assert (found.is_complete, found.effects, called) == (False, 0, [])
+    assert (found.is_complete, found.effects, called) == (False, 0, ["look world"])
     assert found.run.step("never").status == "skipped"
+
+
+def test_a_read_that_fails_may_depend_on_a_write_that_was_not_made() -> None:
+    met = step("met", "look", what="b", done_when="${{ result.seen == 'a' }}")
+    found = dry(
+        step("made", value="a"), step("bad", "broken", depends_on=["made"]), met, step("last", value="${{ steps.met.result.seen }}")
+    )
+    assert [(call.name, call.how) for call in found.calls] == [
+        ("made", "unknown"),
+        ("bad", "unknown"),
+        ("met", "unknown"),
+        ("last", "unknown"),
+    ]
+    assert found.calls[1].why == "writes before it were not made, and now it failed: ValueError: no such node"
+    assert (found.is_complete, found.calls[3].parameters) == (True, {"value": "${{ steps.met.result.seen }}"})
 
 
 def test_groups_sub_plans_and_finally_steps_are_rehearsed(tmp_path: Path) -> None:

@@ -163,7 +163,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "valid_for is 3: give a timedelta",
     ),
-    "an unknown gate": (lambda: answer_gate("nope", "approve", by="ana", digest="00"), RunNotFoundError, "there is no gate nope"),
+    "an unknown gate": (lambda: answer_gate("nope", "approve", by="ana", digest="00" * 4), RunNotFoundError, "there is no gate nope"),
+    "an empty digest": (lambda: answer_gate("nope", "approve", by="ana", digest=""), ValueError, "`digest` needs at least 8 characters"),
+    "a short digest": (lambda: answer_gate("nope", "approve", by="ana", digest="0a"), ValueError, "`digest` needs at least 8 characters"),
+    "an answer of nobody": (lambda: answer_gate("nope", "approve", by=" ", digest="00" * 4), ValueError, "`by` is empty"),
     "a gate without digest": (lambda: answer_gate("nope", "approve", by="ana"), TypeError, "`digest` is missing"),
     "an unknown decision": (
         lambda: answer_gate(open_gates(waiting().id)[0], "aprove", by="ana"),  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ def test_a_valid_plan_has_no_problems() -> None:
 
 
 def test_a_field_that_is_not_executed_yet_is_refused_never_ignored() -> None:
-    assert found(plan(step("a", done_when="everybody knows it"))) == [("not-yet", "steps[0].done_when")]
+    assert found(plan(step("a", done_when="everybody knows it"))) == [("expression-needed", "steps[0].done_when")]
 
 
 def test_every_mistake_in_rollbacks_is_reported_at_its_place() -> None:

@@ -7,6 +7,7 @@ in `.matrix`. `make newest`, which CI runs after `make test`, is the cell `newes
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -81,14 +82,28 @@ class Environment:
         """Create it, unless this process has already."""
         if self.name in _made:
             return
-        shutil.rmtree(FOLDER / self.name, ignore_errors=True)
-        run = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([str(interpreters()[self.python]), "-m", "venv", str(FOLDER / self.name)], check=True)
-        self.call(*run, "--upgrade", "pip>=25.1")  # it knows `--group`
-        self.call(*run, "--editable", f".[{','.join(extras())}]", "--group", "dev", *self.requirements)
+        self._begin()
+        self.call(*INSTALL, *self._wanted)
         if self.forced:
-            self.call(*run, "--upgrade", *self.forced)
+            self.call(*INSTALL, "--upgrade", *self.forced)
         _made.add(self.name)
+
+    def resolve(self) -> tuple[str, ...]:
+        """Return the packages that `make` would install, as `name==version`, without installing them."""
+        self._begin()
+        report = FOLDER / f"{self.name}.json"
+        self.call(*INSTALL, "--dry-run", "--report", str(report), *self._wanted)
+        found = [package["metadata"] for package in json.loads(report.read_text(encoding="utf-8"))["install"]]
+        return tuple(f"{package['name']}=={package['version']}".lower() for package in found if package["name"] != "prefect-plan-adapter")
+
+    def _begin(self) -> None:
+        shutil.rmtree(FOLDER / self.name, ignore_errors=True)
+        subprocess.run([str(interpreters()[self.python]), "-m", "venv", str(FOLDER / self.name)], check=True)
+        self.call(*INSTALL, "--upgrade", "pip>=25.1")  # it knows `--group`
+
+    @property
+    def _wanted(self) -> tuple[str, ...]:
+        return ("--editable", f".[{','.join(extras())}]", "--group", "dev", *self.requirements)
 
     def call(self, *arguments: str) -> None:
         """Run its Python with these arguments."""
@@ -99,11 +114,8 @@ class Environment:
         command = [str(self.interpreter), "-m", "pip", "freeze", "--exclude-editable"]
         return tuple(subprocess.run(command, check=True, capture_output=True, text=True).stdout.lower().split())
 
-    def versions(self) -> str:
-        """Return the versions of the packages that matter most."""
-        installed = dict(package.split("==") for package in self.packages() if "==" in package)
-        return ", ".join(f"{name} {installed[name]}" for name in SHOWN)
 
+INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 _made = set[str]()
 _tested: "dict[tuple[object, ...], str]" = {}  # by what was run with which packages, the name of its cell
@@ -120,6 +132,7 @@ class Cell:
     server: Environment | None = None
     outcome: str = ""
     seconds: float = 0.0
+    packages: tuple[str, ...] = ()
     is_passed: bool = field(default=False)
 
     def run(self) -> None:
@@ -127,17 +140,19 @@ class Cell:
         began = time.monotonic()
         log = FOLDER / "logs" / f"{self.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.environment.make()
-        if self.server is not None:
-            self.server.make()
-        content = (self.environment.python, self.environment.packages(), self.tests, self.server and self.server.packages())
         if self.name == NEWEST:
-            newer = {package.partition("==")[0] for package in {*self.environment.packages()} - {*_locked()}}
+            self.packages = self.environment.resolve()
+            newer = {package.partition("==")[0] for package in {*self.packages} - {*_locked()}}
             if not newer:
                 self.outcome, self.is_passed = "the same packages as requirements.lock, which `make test` tests", True
                 return
             self.tests = TOUCHED_BY_PACKAGES if newer & CARRYING else OVERVIEW
             print(f"newer than requirements.lock: {', '.join(sorted(newer))}", file=sys.stderr, flush=True)
+        self.environment.make()
+        self.packages = self.environment.packages()
+        if self.server is not None:
+            self.server.make()
+        content = (self.environment.python, self.packages, self.tests, self.server and self.server.packages())
         if content in _tested:
             self.outcome, self.is_passed = f"the same packages as {_tested[content]}", True
             return
@@ -153,15 +168,21 @@ class Cell:
 
     def row(self) -> str:
         """Return the row of the table."""
-        server = "its own" if self.server is None else self.server.versions().partition(",")[0]
+        server = "its own" if self.server is None else versions(self.server.packages()).partition(",")[0]
         result = self.outcome if self.is_passed else f"**FAILED**: {self.outcome}"
-        return f"| {self.name} | {self.environment.versions()} | {server} | {result} | {self.seconds / 60:.1f} min |"
+        return f"| {self.name} | {versions(self.packages)} | {server} | {result} | {self.seconds / 60:.1f} min |"
 
 
 def extras() -> list[str]:
     """Return the extras of this package. The tests use all of them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [*project["optional-dependencies"]]
+
+
+def versions(packages: Sequence[str]) -> str:
+    """Return the versions of the packages that matter most."""
+    known = dict(package.split("==") for package in packages if "==" in package)
+    return ", ".join(f"{name} {known[name]}" for name in SHOWN)
 
 
 def _locked() -> tuple[str, ...]:

@@ -41,6 +41,7 @@ def test_the_recipe_for_four_eyes_works_as_written(typist: Typist) -> None:
     assert not (typist.folder / "exports" / "old").exists()
 
 
+@pytest.mark.thorough  # 16 s: tests/integrations test the same with the libraries
 def test_the_recipe_for_an_agent_works_as_written(typist: Typist) -> None:
     def player(seen: Seen) -> dict[str, Any]:
         if seen.proof("write_file"):

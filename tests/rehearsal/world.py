@@ -41,17 +41,17 @@ def watch(changes: list[str], temporary: str) -> None:
     sys.addaudithook(hook)
 
 
-def rehearse_all(runbooks: Path) -> list[DryRun]:
-    """Return a dry run of each runbook with the inputs of its first test case."""
-    cases = [load_cases(file)[0] for file in sorted(runbooks.glob("*.test.yaml"))]
+def rehearse(files: Sequence[Path]) -> list[DryRun]:
+    """Return a dry run of the runbook of each test file, with the inputs of its first case."""
+    cases = [load_cases(file)[0] for file in files]
     tools = ToolRegistry.from_settings(())
     return [dry_run_plan(case.plan.validated.plan, tools=tools, inputs=case.plan.inputs, reads=False) for case in cases]
 
 
 if __name__ == "__main__":
-    found_changes = list[str]()
-    rehearse_all(Path(sys.argv[1]))  # everything is imported
+    found_changes, found_files = list[str](), sorted(Path(sys.argv[1]).glob("*.test.yaml"))
+    rehearse(found_files)  # everything is imported
     watch(found_changes, sys.argv[2])
-    for found in rehearse_all(Path(sys.argv[1])):
+    for found in rehearse(found_files):
         print(f"{found.run.name}: {len(found.calls)} calls, effects: {found.effects},", found.run.status.value, *found.problems)
     print("changes:", len(found_changes), *found_changes[:5])

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -334,8 +335,16 @@ class GatePage:
         return True
 
 
-_waits = dict[UUID, dict[str, str]]()
-"""By flow run: its open step gates, with what each waits for."""
+@dataclass(slots=True)
+class _Waits:
+    """The open step gates of a flow run, with the title and link of each."""
+
+    gates: dict[str, str] = field(default_factory=dict[str, str])
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+_waits = dict[UUID, _Waits]()
+"""By flow run: where it waits."""
 
 
 class _StepGate:
@@ -451,21 +460,21 @@ class _StepGate:
     async def _show_on_run_page(self, page_id: UUID | None) -> None:
         """Say in the state of the run for which gates it waits, with links to their pages. `page_id` None: no longer for this one."""
         run, gate = GatePause.of(self._parent), self._pending.request.gate_id or self._title
-        waits = _waits.setdefault(run.flow_run_id, {})
+        waits = _waits.setdefault(run.flow_run_id, _Waits())
         if page_id is None:
-            waits.pop(gate, None)
+            waits.gates.pop(gate, None)
         else:
             url = current_server().run_url(page_id)
-            waits[gate] = self._title + (f" ({url})" if url else "")
-        named = listed([*waits.values()], SHOWN_WAITS)
-        running = Running(message=state_message(tr("Waits at {gates}", gates=named))) if waits else Running()
-        if not waits:
-            del _waits[run.flow_run_id]
+            waits.gates[gate] = self._title + (f" ({url})" if url else "")
         try:
-            async with asyncio.timeout(FINISH_SECONDS):
+            async with asyncio.timeout(FINISH_SECONDS), waits.writing:  # one after the other: an older text must not replace a newer one
+                named = listed([*waits.gates.values()], SHOWN_WAITS)
+                running = Running(message=state_message(tr("Waits at {gates}", gates=named))) if waits.gates else Running()
                 await run.client.set_flow_run_state(run.flow_run_id, running)
         except (*SERVER_ERRORS, TimeoutError) as error:
             log.info("flow run %s does not show that it waits: %s", run.flow_run_id, type(error).__name__)
+        if not waits.gates and not waits.writing.locked():
+            _waits.pop(run.flow_run_id, None)
 
     async def _end_earlier_pages(self, subflow: FlowRunContext) -> None:
         """End other pages of the same gate that a killed process left open. Nothing reads their answers."""

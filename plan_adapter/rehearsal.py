@@ -54,7 +54,7 @@ async def adry_run_plan(
     store: PlanStore | None = None,
     reads: bool = True,
 ) -> DryRun:
-    """Return what a run of `plan` with these inputs would do, without any effect.
+    """Run `plan` with these inputs without any effect, and return each call it would make.
 
     `plan` and `tools` are what `run_plan` takes. Tools that read are called, unless `reads` is False. In place of a tool that writes, its
     `simulate` is called; without one, its result is unknown, and so is what depends on it. `answers` are answers to questions: by step, the
@@ -86,7 +86,7 @@ async def rehearse(
     reads: bool = True,
     from_text: bool = False,
 ) -> DryRun:
-    """Return what a run of `plan` would do, as `adry_run_plan` does. Nothing is written outside a temporary folder.
+    """Run `plan` as `adry_run_plan` does. Nothing is written outside a temporary folder.
 
     `from_text`: the inputs and answers are texts, as typed.
     """
@@ -319,7 +319,7 @@ def _parameters_of(call: StepCall) -> dict[str, JsonValue]:
 
 
 async def _simulate(tool: Tool[..., Any], part: Tool[..., Any], parameters: Mapping[str, JsonValue], context: ToolContext) -> Simulation:
-    """Return what the simulation of `tool` says. Raises ToolError if it fails, and _SimulationSaysNoError if it raises a ToolError."""
+    """Call the simulation of `tool`. Raises ToolError if it fails, and _SimulationSaysNoError if it raises a ToolError."""
     try:
         arguments = part.bind({name: value for name, value in parameters.items() if name in part.parameter_names}, context)
         with prints_of_call(context.logger):

@@ -352,6 +352,33 @@ def test_no_runbook_changes_anything(tmp_path: Path) -> None:
     assert (elsewhere.exists(), [*scratch.iterdir()]) == (False, [])
 
 
+CHANGES = """
+open('new', 'w')
+os.open('new', os.O_CREAT | os.O_WRONLY)
+sqlite3.connect('new.db')
+sqlite3.connect('file:new.db?mode=rwc', uri=True)
+os.mkdir('folder')
+os.rename('old', 'renamed')
+os.remove('renamed')
+os.remove('new', dir_fd=os.open('.', os.O_RDONLY))
+"""
+
+
+def test_every_change_of_the_world_is_seen(tmp_path: Path) -> None:
+    lines = CHANGES.strip().splitlines()
+    watched = "import os, sqlite3\nfrom tests.rehearsal import world\nseen = []\nworld.watch(seen, {!r})\n{}\nprint(len(seen))"
+    environment = {**os.environ, "PYTHONPATH": str(RUNBOOKS.parents[1])}
+    scratch, elsewhere = tmp_path / "scratch", tmp_path / "elsewhere"
+
+    def changes_in(folder: Path) -> str:
+        folder.mkdir()
+        (folder / "old").touch()
+        command = [sys.executable, "-c", watched.format(str(scratch), "\n".join(lines))]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert (changes_in(elsewhere), changes_in(scratch)) == (f"{len(lines)}\n", "0\n")
+
+
 # Built-in tools.
 
 BUILT_IN = ToolRegistry.from_settings(())

@@ -75,7 +75,7 @@ async def _record(run_id: str, paths: Sequence[Path]) -> str:
     async with open_store(Settings()) as store:
         run = await store.run(run_id)
         if not run.has_ended:
-            raise UsageError(f"run {run.id} has not ended, so nobody knows yet what it does")
+            raise UsageError(f"run {run.id} has not ended yet: record it when it has")
         case = await record_case(run, store)
     name = f"run {run.id[-6:]} of {run.created_at:%Y-%m-%d}"
     file = test_file_of(paths[0])

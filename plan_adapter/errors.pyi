@@ -1,8 +1,10 @@
 """Public names of errors."""
 
 from plan_adapter.model.errors import ApprovalRequiredError as ApprovalRequiredError
+from plan_adapter.model.errors import ContentChangedError as ContentChangedError
 from plan_adapter.model.errors import DraftError as DraftError
 from plan_adapter.model.errors import ExpressionError as ExpressionError
+from plan_adapter.model.errors import InvalidAnswerError as InvalidAnswerError
 from plan_adapter.model.errors import InvalidPlanError as InvalidPlanError
 from plan_adapter.model.errors import ModelError as ModelError
 from plan_adapter.model.errors import NoServerError as NoServerError

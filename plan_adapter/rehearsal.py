@@ -1,18 +1,21 @@
 """`dry_run_plan`: executes a plan in a store of its own, with no tool that writes behind it."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from pydantic import JsonValue
 
 from plan_adapter.execution.calling import CallTimedOutError, complete, prepare_call
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.direct import DirectStepRunner
-from plan_adapter.execution.ports import AttemptEnd, GatedCall, StepCall
+from plan_adapter.execution.ports import AttemptEnd, GatedCall, GateRefusal, StepCall
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.gates.approval import needs_gate, os_user, requires_approval
 from plan_adapter.gates.policy import EffectivePolicy, effective_policy
@@ -26,6 +29,8 @@ from plan_adapter.model.language import spoken, tr
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import GOAL, ExecutionPlan, Step, new_id
 from plan_adapter.model.problems import Problem, did_you_mean
+from plan_adapter.model.record import PlanRun, Receipt
+from plan_adapter.model.status import Outcome, RunReason
 from plan_adapter.model.values import Unknown, has_unknown, join
 from plan_adapter.runs.run_session import Backend, RunRequest, RunSession, opened_store
 from plan_adapter.runs.start import create_run, execute_session
@@ -40,6 +45,9 @@ from plan_adapter.validation.inputs import read_values
 
 PLAN = "plan"
 """The name of the plan's own gate."""
+
+OTHERS_SECONDS = 0.5
+"""How long a call that failed in a replay waits for the next of the calls that began before that."""
 
 SIMULATION_SECONDS = 30.0
 """How long a simulation may take."""
@@ -92,27 +100,82 @@ async def rehearse(
     """
     known = bind_inputs(validate(plan, tools), inputs, from_text=from_text)
     given = _read_answers(known.validated, answers or {}, from_text=from_text)
+    async with rehearsals(known.validated, tools, policy=policy, settings=settings) as rehearsal:
+        return await rehearsal.run(known.inputs, answers=given, reads=reads)
+
+
+class Recorded(Protocol):
+    """What a recorded run knows about the calls and gates of its replay."""
+
+    @property
+    def run(self) -> PlanRun:
+        """The recorded run."""
+        ...
+
+    def end_of(self, call: StepCall, parameters: Mapping[str, JsonValue]) -> Receipt | None:
+        """Return how the same call ended. None if the run did not make it."""
+        ...
+
+    def made_before(self, failed: Receipt) -> set[tuple[str, int | None]]:
+        """Return the step and item of each call that began before this one failed. After a failure, none may begin."""
+        ...
+
+    def refusal_at(self, step_id: str, item: int | None) -> RunReason | None:
+        """Return why the call was not made after its gate: a person rejected it, or nobody answered in time. None if it was approved."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """A plan that can be executed several times without any effect, in one store that is then thrown away."""
+
+    known: ValidatedPlan
+    policy: EffectivePolicy
+    _quiet: ValidatedPlan  # the same plan, without any function that writes
+    _store: PlanStore
+    _settings: Settings
+
+    async def run(
+        self,
+        inputs: Mapping[str, JsonValue],
+        *,
+        answers: Mapping[str, dict[str, JsonValue]] | None = None,
+        reads: bool = False,
+        recorded: Recorded | None = None,
+    ) -> DryRun:
+        """Execute the plan once. With `recorded`, calls that it knows end as they did then. Raises InvalidPlanError for wrong inputs."""
+        known = bind_inputs(self.known, inputs)
+        bound = bind_inputs(self._quiet, known.inputs)
+        gates = _ListedGates(self.known, self.policy, answers or {}, recorded)
+        steps = _RehearsingStepRunner(known, gates, reads=reads, recorded=recorded)
+        run_id = None if recorded is None else recorded.run.id
+        request = RunRequest(requested_by=os_user(), settings=self._settings, run_id=run_id)
+        run = await create_run(bound, self._store, request)
+        backend = Backend(run_step=steps, gates=gates, assume=steps.assume)
+        with telemetry.nothing_counted():
+            run = await execute_session(RunSession(bound, run, self._store, request, backend=backend), server=None)
+        written = [attempt for attempt in await self._store.attempts(run.id) if attempt.effect != "read"]
+        asks_first = [DryRunGate(PLAN, "approval")] if requires_approval(self.known.plan, self.policy) else []
+        return DryRun(
+            run=run,
+            calls=tuple(steps.calls),
+            gates=(*asks_first, *gates.opened),
+            worst_case_ms=_worst_case(known, self.policy),
+            effects=len(written),
+            problems=tuple(steps.problems),
+        )
+
+
+@asynccontextmanager
+async def rehearsals(
+    known: ValidatedPlan, tools: ToolRegistry, *, policy: EffectivePolicy, settings: Settings
+) -> AsyncGenerator[Rehearsal]:
+    """Yield rehearsals of a plan. Nothing is written outside a temporary folder."""
+    quiet = _without_writes(validate(_for_rehearsal(known.plan), tools))
     with TemporaryDirectory(prefix="plan-dry-run-") as folder:
         own = _settings_in(Path(folder), settings)
-        bound = bind_inputs(_without_writes(validate(_for_rehearsal(plan), tools)), known.inputs)
-        gates = _ListedGates(known.validated, policy, given)
-        steps = _RehearsingStepRunner(known, gates, reads=reads)
         async with PlanStore(own.store_url) as store:
-            request = RunRequest(requested_by=os_user(), settings=own)
-            run = await create_run(bound, store, request)
-            backend = Backend(run_step=steps, gates=gates, assume=steps.assume)
-            with telemetry.nothing_counted():
-                run = await execute_session(RunSession(bound, run, store, request, backend=backend), server=None)
-            written = [attempt for attempt in await store.attempts(run.id) if attempt.effect != "read"]
-    asks_first = [DryRunGate(PLAN, "approval")] if requires_approval(plan, policy) else []
-    return DryRun(
-        run=run,
-        calls=tuple(steps.calls),
-        gates=(*asks_first, *gates.opened),
-        worst_case_ms=_worst_case(known, policy),
-        effects=len(written),
-        problems=tuple(steps.problems),
-    )
+            yield Rehearsal(known, policy, quiet, store, own)
 
 
 def _settings_in(folder: Path, settings: Settings) -> Settings:
@@ -185,7 +248,10 @@ class _ListedGates:
 
     waits = True
 
-    def __init__(self, validated: ValidatedPlan, policy: EffectivePolicy, answers: Mapping[str, dict[str, JsonValue]]) -> None:
+    def __init__(
+        self, validated: ValidatedPlan, policy: EffectivePolicy, answers: Mapping[str, dict[str, JsonValue]], recorded: Recorded | None
+    ) -> None:
+        self._recorded = recorded
         self.opened = list[DryRunGate]()
         self._validated = validated
         self._policy = policy
@@ -200,10 +266,13 @@ class _ListedGates:
         fields = () if step.ask is None else step.ask.fields
         return self._answers.get(step.id) or {name: Unknown(f"${{{{ steps.{step.local_id}.result.{name} }}}}") for name in fields}
 
-    async def ask(self, call: GatedCall) -> Approval:
-        """List the gate. The approval exists only here."""
+    async def ask(self, call: GatedCall) -> Approval | GateRefusal:
+        """List the gate. The approval exists only here. A gate of a recorded run ends as it did."""
         step = self._validated.steps[call.step.id]
-        self.opened.append(DryRunGate(call.name, "approval" if step.ask is None else "question", self._answers.get(step.id)))
+        kind = "approval" if step.ask is None else "question"
+        self.opened.append(DryRunGate(call.name, kind, self._answers.get(step.id), step.id, call.item))
+        if self._recorded is not None and (reason := self._recorded.refusal_at(step.id, call.item)) is not None:
+            return GateRefusal(reason, tr("as in the recorded run"))
         now = datetime.now(UTC)
         return Approval(new_id(), call.approval_digest, "approve", os_user(), "unverified", now, step_id=step.id, item=call.item)
 
@@ -211,7 +280,10 @@ class _ListedGates:
 class _RehearsingStepRunner(DirectStepRunner):
     """Makes the calls that read, and simulates the others. Implements `ports.StepRunner`."""
 
-    def __init__(self, bound: BoundPlan, gates: _ListedGates, *, reads: bool) -> None:
+    def __init__(self, bound: BoundPlan, gates: _ListedGates, *, reads: bool, recorded: Recorded | None) -> None:
+        self._recorded = recorded
+        self._begun = set[tuple[str, int | None]]()  # the step and item of each call that was reached
+        self._another_began = asyncio.Event()
         self.calls = list[DryRunCall]()
         self._tools = bound.validated.used_tools
         self._conditions = dict[str, str]()  # by step
@@ -225,13 +297,27 @@ class _RehearsingStepRunner(DirectStepRunner):
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
         """Make one attempt of `call` if its tool only reads and everything is known. Otherwise simulate it."""
+        self._begun.add((call.step.id, call.item))
+        self._another_began.set()
         why = self._why_not_called(call)
         if why is None:
             return await self._read(call)
         end = await call.rehearse(partial(self._answer, call, why))
         if end.outcome != "succeeded":
             self._note(call, "failed", _parameters_of(call), why=end.in_words)
+            await self._let_others_begin(call)
         return end
+
+    async def _let_others_begin(self, call: StepCall) -> None:
+        """After a call failed as it did in the recorded run, wait for those that began meanwhile: between its attempts, or beside it."""
+        recorded = self._recorded
+        end = None if recorded is None else recorded.end_of(call, _parameters_of(call))
+        before = set[tuple[str, int | None]]() if recorded is None or end is None else recorded.made_before(end)
+        with suppress(TimeoutError):
+            while not before <= self._begun:
+                self._another_began.clear()
+                async with asyncio.timeout(OTHERS_SECONDS):
+                    await self._another_began.wait()
 
     async def _read(self, call: StepCall) -> AttemptEnd:
         """Make one attempt. If it fails after a write that was not made, which it may depend on, its result is unknown."""
@@ -264,6 +350,11 @@ class _RehearsingStepRunner(DirectStepRunner):
     async def _answer(self, call: StepCall, why: str, parameters: dict[str, JsonValue], context: ToolContext) -> JsonValue:
         """Return the result of a call that is not made, as far as it is known."""
         unknown = _unknown_result(call)
+        if self._recorded is not None and (end := self._recorded.end_of(call, parameters)) is not None:
+            if end.outcome is Outcome.FAILED:
+                raise ToolError(end.error or "")
+            self._note(call, "recorded", parameters, result=end.result)
+            return end.result
         if call.step.ask is not None:
             return {**self._gates.answer_to(call.step)}
         tool = self._tools.get(call.tool_name)

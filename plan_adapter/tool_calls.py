@@ -96,9 +96,11 @@ class AgentTool:
 
 
 def agent_tools(tools: Tools, **options: Unpack[CallOptions]) -> list[AgentTool]:
-    """Return each of `tools` for an agent of another library. The options are those of `as_functions`."""
+    """Return each of `tools` for an agent of another library. The options are those of `as_functions`, and so are the errors."""
     registry = as_registry(tools)
     calls = _AgentCalls(registry, **options)
+    if calls.offline and calls.approver is None and (writing := [f"`{tool.name}`" for tool in registry if tool.effect != "read"]):
+        raise NotApprovedError(f"nobody can approve {', '.join(writing)}, which can write: pass an `approver`, or leave `offline` out")
     asks_in_prefect = calls.approver is None and not calls.offline
     calls = replace(calls, permissions=frozenset(calls.permissions), approver=PrefectApprover() if asks_in_prefect else calls.approver)
     return [AgentTool(tool, calls) for tool in registry]
@@ -174,8 +176,6 @@ class _AgentCalls:
         """Raise NotApprovedError if a person has to approve the call and nobody can be asked."""
         if self.approver is not None:
             return
-        if tool.effect != "read":
-            raise NotApprovedError(f"`{tool.name}` was not called: it does more than read, and nobody can approve it; pass an `approver`")
         policy, validated = await store.policy.effective(settings), bound.validated
         if requires_approval(validated.plan, policy) or any(needs_gate(step, validated, policy) for step in validated.plan.all_steps):
             raise NotApprovedError(

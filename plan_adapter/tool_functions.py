@@ -39,6 +39,8 @@ def as_functions(
     may approve a call. `permissions` are those that the tools get; a tool that needs another one is never called.
     The arguments are data: `${{ }}` in them is not evaluated. The other parameters are those of `arun_plan`.
 
+    Raises NotApprovedError if `offline` without an `approver` leaves nobody who could approve a tool that writes.
+
     A function returns the tool's result as JSON. It raises ToolError, whose message the agent may read, if the arguments do not fit or the
     tool failed; UnknownOutcomeError if the outcome of a write is unknown; NotApprovedError, with the person's reason, if the call was
     not approved; and everything that `arun_plan` raises. If your code cancels a function that waits, its gate stays open: the call is made

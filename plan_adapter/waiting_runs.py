@@ -13,7 +13,7 @@ from plan_adapter.gates.identity import DIGEST_BEGINNING
 from plan_adapter.loading import PlanSource, aplan_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import GATE_ANSWERS, Answer, Decision, Gate, GateAnswer, Resolution
-from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError
 from plan_adapter.model.hooks import Hooks
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.record import PlanRun, RunContext
@@ -145,8 +145,9 @@ async def aanswer_gate(
     If a process waits at the gate, it continues at once. Otherwise `acontinue_run` resumes the run; a rejection of the plan ends it here. A
     deployed run that released its worker is continued by `plan reconcile`, or by the deployment `reconcile`.
 
-    Raises ValueError for an empty `by` and a `digest` that is none; NotApprovedError if the answer is refused, which is recorded: by the
-    gate policy, or because `digest` is another one; RunNotFoundError if there is no such gate; RunConflictError if it is closed.
+    Raises ValueError for an empty `by` and a `digest` that is none; ContentChangedError if `digest` is not that of the gate now;
+    InvalidAnswerError if the gate does not take this answer; NotApprovedError if the gate policy refuses the person or the proof;
+    RunNotFoundError if there is no such gate; RunConflictError if it is closed. A refused answer is recorded.
     """
     if isinstance(gate, str) and digest is None:
         raise TypeError("`digest` is missing: with the id of a gate, pass the digest that the person saw")
@@ -167,7 +168,7 @@ async def aanswer_gate(
             digest=shown.approval_digest if digest is None else digest,
         )
         if decision == "request_changes" and not note.strip():
-            raise NotApprovedError("`note` is empty: say in it what to change")
+            raise InvalidAnswerError("`note` is empty: say in it what to change")
         try:
             closed = await GateAnswers(opened, settings).close(shown, answer, request_of(shown))
         except NotApprovedError as error:
@@ -217,8 +218,8 @@ def _status_of(status: str) -> PlanStatus:
 
 
 def _decision_of(gate: Gate, decision: GateAnswer) -> Decision | Resolution:
-    """Return `decision` as it is recorded. Raises NotApprovedError if this kind of gate does not take it."""
+    """Return `decision` as it is recorded. Raises InvalidAnswerError if this kind of gate does not take it."""
     if decision not in (known := GATE_ANSWERS[gate.kind]):
         takes, near = ", ".join(f"`{one}`" for one in known), did_you_mean(str(decision), known)
-        raise NotApprovedError(f"this gate takes {takes}, not `{decision}`{f'; {near}' if near.startswith('did') else ''}")
+        raise InvalidAnswerError(f"this gate takes {takes}, not `{decision}`{f'; {near}' if near.startswith('did') else ''}")
     return "approve" if decision == "answer" else decision

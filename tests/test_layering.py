@@ -35,7 +35,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "runs",
         "loading",
         "checks runner rehearsal",
-        "waiting_runs tool_calls",
+        "waiting_runs tool_calls replay",
         "runbooks testing importers session tool_functions plan_defaults",
         "cli blocks pytest_plugin plans errors integrations",
         "flows deployed",

@@ -18,7 +18,7 @@ from plan_adapter.gates.signatures import default_key, sign
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, Resolution
-from plan_adapter.model.errors import NoServerError, NotApprovedError, RunConflictError
+from plan_adapter.model.errors import ContentChangedError, NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import GOAL
 from plan_adapter.model.problems import did_you_mean
@@ -117,7 +117,7 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
             selector.matches_digest(asked_gate.approval_digest) for asked_gate in await store.gates.find(run_id=run.id, open_only=False)
         )
         raise await _record_refusal(
-            run.id, wrong_digest_message(selector, gate, command_of(gate, options), was_asked=was_asked), options, gate, store
+            run.id, wrong_digest_message(selector, gate, command_of(gate, options), was_asked=was_asked), options, gate, store, changed=True
         )
     if not is_named:
         refuse_unnamed_step(run.id, command_of(gate, options), may_ask=may_ask)
@@ -212,12 +212,14 @@ async def _content_has_changed(gate: Gate, store: "PlanStore") -> bool:
     return gate.step_id is None and bool(await store.revisions.of_run(gate.run_id))
 
 
-async def _record_refusal(run_id: str, reason: str, options: AnswerOptions, gate: Gate, store: "PlanStore") -> Exception:
-    """Record the refusal in the audit log, and return it as an error."""
+async def _record_refusal(
+    run_id: str, reason: str, options: AnswerOptions, gate: Gate, store: "PlanStore", *, changed: bool = False
+) -> NotApprovedError:
+    """Record the refusal in the audit log, and return it as an error. `changed`: the answer was about other content."""
     await store.ledger.record_refusal(
         run_id, f"{options.decision} is refused: {reason}", by=options.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind
     )
-    return NotApprovedError(reason)
+    return (ContentChangedError if changed else NotApprovedError)(reason)
 
 
 def approval_decision(options: AnswerOptions) -> Decision:
@@ -453,7 +455,8 @@ async def _submit_answer(
     except RunConflictError as error:
         run = await end_overdue(await store.run(gate.run_id), store)
         if (await store.gates.get(gate.id)).end == "superseded":
-            raise await _record_refusal(run.id, f"the content of the gate changed meanwhile: {error}", options, gate, store) from error
+            why = f"the content of the gate changed meanwhile: {error}"
+            raise await _record_refusal(run.id, why, options, gate, store, changed=True) from error
         raise RunConflictError(str(error), ended=run.reason) from error
 
 

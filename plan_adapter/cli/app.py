@@ -57,6 +57,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
     ),
     "Run": (
         Verb("run", "Run a plan"),
+        Verb("replay", "Show what recorded runs would do with this version of their plan"),
         Verb("deploy", "Deploy a runbook to Prefect, with a form and a schedule"),
         Verb("serve", "Serve runbooks from this process, without a work pool"),
     ),
@@ -322,9 +323,9 @@ def _report_error(error: Exception, *, as_json: bool) -> int:
     from cyclopts import CycloptsError, UnusedCliTokensError
     from pydantic import ValidationError
 
-    from plan_adapter.model.errors import ApprovalRequiredError, InvalidPlanError, NotStoredError, PlanAdapterError, RunNotFoundError
+    from plan_adapter.model import errors
 
-    if isinstance(error, InvalidPlanError):
+    if isinstance(error, errors.InvalidPlanError):
         output.problems(error.problems, as_json=as_json, to_stdout=False)
         return ExitCode.USAGE
     if isinstance(error, UnusedCliTokensError):
@@ -336,8 +337,9 @@ def _report_error(error: Exception, *, as_json: bool) -> int:
         return _print_error("settings", _settings_message(error), "", ExitCode.USAGE, as_json=as_json)
     if isinstance(error, UsageError):
         return _print_error(error.code, str(error), error.hint, ExitCode.USAGE, as_json=as_json, earlier="usage")
-    if isinstance(error, PlanAdapterError):
-        earlier = next(cls for cls in type(error).__mro__ if cls not in (ApprovalRequiredError, NotStoredError, RunNotFoundError))
+    if isinstance(error, errors.PlanAdapterError):
+        newer = (errors.ApprovalRequiredError, errors.ContentChangedError, errors.InvalidAnswerError, errors.NotStoredError)
+        earlier = next(cls for cls in type(error).__mro__ if cls not in (*newer, errors.RunNotFoundError))
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__.removesuffix("Error")).lower()
         return _print_error(name, str(error), error.hint, code_of_error(error), as_json=as_json, earlier=earlier.__name__)
     message = " ".join(traceback.format_exception_only(error)[-1].split())

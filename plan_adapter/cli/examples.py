@@ -64,6 +64,12 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
             ("restart.yaml --dry-run", "Show what it would do"),
             ("restart-web@1 --offline --yes", "Run a stored version, and approve it"),
         ),
+        "replay": _of(
+            "testing",
+            ("restart.yaml", "Show what would go differently"),
+            ("restart.yaml --runs 10 --since 30d --fail-on write", "In CI: fail if a write would be another"),
+            ("restart.yaml --format github", "Annotate the lines of a pull request"),
+        ),
         "deploy": _of(
             "deploying",
             ("runbooks/ --dry-run", "Show what would change"),
@@ -134,7 +140,12 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
             ("last restart", "Show what one step printed"),
             ("last --json", "Print one JSON object per line"),
         ),
-        "guide": _of("glossary", ("", "List the pages"), ("failures", "Read one page")),
+        "guide": _of(
+            "glossary",
+            ("", "List the pages"),
+            ("failures", "Read one page"),
+            ("reference-python answer_gate", "Read about one name of the Python API"),
+        ),
         "resume": _of(
             "failures",
             ("last", "Run what has not completed"),
@@ -192,8 +203,8 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
         "tools": _of(
             "tools",
             ("", "List the built-in tools"),
+            ("http_get", "Show one with its parameters"),
             ("--tools shop.tools:registry", "List yours as well"),
-            ("--json", "With the schema of their parameters"),
         ),
         "explain": _of("plans", ("", "List every code"), ("cycle", "Explain one, with an example")),
         "standing list": _of("approvals", ("", "List them"), ("--all", "Also list those that have ended")),

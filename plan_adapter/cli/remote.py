@@ -29,7 +29,7 @@ from plan_adapter.cli.servers import running_server
 from plan_adapter.engine.connection import Server
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.model.approvals import ApprovalRequest, Decision, GatePolicy
-from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.errors import ContentChangedError, NotApprovedError, RunConflictError
 from plan_adapter.model.language import tr
 from plan_adapter.model.readable import call_name, item_number, listed, means_item
 from plan_adapter.model.record import LAST, names_run, why_too_short
@@ -81,7 +81,7 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
         if form.is_lost:
             raise UsageError(f"{NO_FORM}: {_elsewhere(form)}")
         if not show and not selector.matches_digest(form.approval_digest):
-            raise NotApprovedError(wrong_digest_message(selector, form, command, was_asked=None, api=True))
+            raise ContentChangedError(wrong_digest_message(selector, form, command, was_asked=None, api=True))
         is_named = form.step_id is None or selector.step is not None or show or selector.digest is not None
         may_ask = may_confirm(selector, as_json=as_json)
         if not is_named:

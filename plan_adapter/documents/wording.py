@@ -46,6 +46,7 @@ FOREIGN_WORDS: Mapping[type[DocumentModel], Mapping[str, str]] = {
         **dict.fromkeys(("loop", "with_items", "foreach", "items", "matrix", "strategy", "withItems", "withParam"), _LOOP),
         **dict.fromkeys(("timeout-minutes", "timeout_minutes", "timeout_seconds", "timeoutSeconds"), _TIMEOUT),
         **dict.fromkeys(("retries", "attempts", "max_attempts", "maxAttempts", "retryStrategy"), _RETRY),
+        **dict.fromkeys(("retry_delay_seconds", "retry_delay_s", "retry_interval", "backoff"), _RETRY),
         **dict.fromkeys(("continue-on-error", "continue_on_error", "ignore_errors", "allow_failure", "allowFailure"), _CONTINUE),
         **dict.fromkeys(("depends", "depends-on", "dependencies", "after", "requires"), "write `needs`, with one id or a list"),
         **dict.fromkeys(("tasks", "block", "parallel", "jobs"), "write a group: `for_each` and `steps`"),

@@ -44,7 +44,7 @@ from plan_adapter.engine.outgoing import LogWriter, label, log_writer, markdown,
 from plan_adapter.engine.states import WAITING, flow_end, unattended_state
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GateKind, PauseKind, keyset_of
-from plan_adapter.model.errors import NoServerError, NotApprovedError, RunConflictError
+from plan_adapter.model.errors import InvalidAnswerError, NoServerError, RunConflictError
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import CallKind, Input, KnownBy
 from plan_adapter.model.readable import one_line, words
@@ -451,7 +451,7 @@ async def lacks_form(gate: Gate) -> bool:
 
 
 async def read_answer(gate: Gate) -> Answer | None:
-    """Return the answer given in the form of this opening of `gate`, or None. Raises NotApprovedError if it is incomplete.
+    """Return the answer given in the form of this opening of `gate`, or None. Raises InvalidAnswerError if it is incomplete.
 
     Use this when no process waits at that opening any more: the run was killed, or it released its worker. Raises NoServerError.
     """
@@ -461,13 +461,13 @@ async def read_answer(gate: Gate) -> Answer | None:
         submitted = await _read_part(gate.flow_run_id, gate.keyset, "response")
         return None if submitted is None else parse_answer(submitted, gate.kind, gate.fields)
     except NotAnAnswerError as error:
-        raise NotApprovedError(str(error)) from error
+        raise InvalidAnswerError(str(error)) from error
     except ValueError as error:
         raise NoServerError(f"the answer in the form of gate {gate.id} cannot be read: {type(error).__name__}") from error
 
 
 async def collect_answer(gate: Gate) -> Answer | None:
-    """Return the same as `read_answer`, and None if the server cannot be used. Raises NotApprovedError if the answer is incomplete."""
+    """Return the same as `read_answer`, and None if the server cannot be used. Raises InvalidAnswerError if the answer is incomplete."""
     try:
         return await read_answer(gate)
     except NoServerError as error:

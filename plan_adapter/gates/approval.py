@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.gates.policy import EffectivePolicy, intersect
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, GatePolicy
-from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.errors import ContentChangedError, InvalidAnswerError, NotApprovedError
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
@@ -330,20 +330,20 @@ def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
 
 
 def read_answer(request: ApprovalRequest | Gate, result: JsonValue) -> JsonValue:
-    """Return the answer to a question, with the defaults of its fields. Raise NotApprovedError, with every problem, if it does not fit."""
+    """Return the answer to a question, with the defaults of its fields. Raises InvalidAnswerError with every problem."""
     if not isinstance(result, dict):
         names = ", ".join(f"`{name}`" for name in request.fields)
-        raise NotApprovedError(f"this gate asks a question: answer with its fields {names}")
+        raise InvalidAnswerError(f"this gate asks a question: answer with its fields {names}")
     values, problems = read_values(request.fields, result, from_text=False, what="field")
     if problems:
-        raise NotApprovedError("; ".join(f"`{problem.at.removeprefix('fields.')}`: {problem.message}" for problem in problems))
+        raise InvalidAnswerError("; ".join(f"`{problem.at.removeprefix('fields.')}`: {problem.message}" for problem in problems))
     return values
 
 
 def decision_of(answer: Answer) -> Decision:
-    """Return the decision in `answer`. Raise NotApprovedError if it answers an outcome gate instead."""
+    """Return the decision in `answer`. Raise InvalidAnswerError if it answers an outcome gate instead."""
     if answer.decision not in ("approve", "reject", "request_changes"):
-        raise NotApprovedError(f"`{answer.decision}` records how a call ended; it cannot approve or reject anything")
+        raise InvalidAnswerError(f"`{answer.decision}` records how a call ended; it cannot approve or reject anything")
     return answer.decision
 
 
@@ -361,10 +361,10 @@ def os_user() -> str:
 def approved_plan(bound: BoundPlan, approval: Approval, *, now: datetime) -> ApprovedPlan:
     """Return `bound` as approved.
 
-    Raises NotApprovedError if `approval` covers other content, is not an approval, or has expired at `now`.
+    Raises ContentChangedError if `approval` covers other content, and NotApprovedError if it is a rejection or has expired at `now`.
     """
     if approval.approval_digest != bound.approval_digest:
-        raise NotApprovedError(
+        raise ContentChangedError(
             f"the approval by {approval.by} covers other content: it names the digest {approval.approval_digest[:12]}…, and "
             f"this plan with these inputs and tools has {bound.approval_digest[:12]}…; approve it as it is now"
         )

@@ -72,13 +72,13 @@ class Rule:
     The author of a plan chooses its name, so base an approval on `digests` and `requested_by`.
     """
 
-    decision: Decision = "approve"
+    decision: Decision = "approve"  # the answer
     digests: Collection[str] | None = None  # approval digests of plans with their inputs, or of calls; None: any
     requested_by: Collection[str] | None = None  # who started the run; None: anyone
     plan: str = "*"  # the plan's name, with the wildcards * and ?
     step: str | None = "*"  # the step's id, with * and ?; `*` also matches the whole plan; None: only the whole plan
     when: Callable[[ApprovalRequest], bool] | None = None  # any other condition
-    note: str = ""
+    note: str = ""  # what is recorded with the answer
 
     def fits(self, request: ApprovalRequest) -> bool:
         """Return whether the rule matches `request`."""

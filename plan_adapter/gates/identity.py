@@ -12,7 +12,7 @@ from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.gates.totp import CodeStore, check_code
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate
-from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.errors import ContentChangedError, NotApprovedError
 from plan_adapter.model.record import AUTHOR
 
 _CHECKED = object()
@@ -146,7 +146,7 @@ async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context:
     if answer.digest is not None and not (
         DIGEST_BEGINNING.fullmatch(answer.digest) and request.approval_digest.startswith(answer.digest.casefold())
     ):
-        raise NotApprovedError(
+        raise ContentChangedError(
             f"the content of the gate changed: you answered about {answer.digest[:12]}, and the gate now asks about "
             f"{request.approval_digest[:12]}; read it again, then answer"
         )

@@ -67,17 +67,17 @@ def pause_kind_of(keyset: str) -> PauseKind | None:
 class Approval:
     """One recorded answer: the content it covers, who gave it, how they were identified, and until when it is valid."""
 
-    id: str
+    id: str  # its own id
     approval_digest: str  # for a step, the digest of its resolved call
-    decision: Decision
-    by: str
+    decision: Decision  # what was answered
+    by: str  # who answered
     known_by: str  # a `KnownBy`, or `not_required` if the plan requires no approval
-    at: datetime
-    note: str = ""
-    expires_at: datetime | None = None
+    at: datetime  # when
+    note: str = ""  # what they wrote
+    expires_at: datetime | None = None  # until when a run may start with it; None: no limit
     run_id: str | None = None  # the run it was given for, or that used it
     step_id: str | None = None  # None: it covers the whole plan
-    item: int | None = None
+    item: int | None = None  # the item of the step's `for_each`, from 0
     gate_id: str | None = None  # the gate it answers
     standing_id: str | None = None  # the standing approval it came from
     signature: str | None = None  # an armored SSH signature of `approval_text_to_sign`
@@ -118,26 +118,26 @@ class GatePolicy:
 class Gate:
     """A pause before a plan (`step_id` is None) or a step, or, with kind `outcome`, after a call whose outcome is unknown."""
 
-    id: str
-    run_id: str
-    step_id: str | None
-    item: int | None
+    id: str  # its own id
+    run_id: str  # the run that waits
+    step_id: str | None  # None: the whole plan
+    item: int | None  # the item of the step's `for_each`, from 0
     approval_digest: str  # the digest that an answer binds to
     name: str  # of the plan
     description: str  # of the plan, or of the step; or the question that it asks
     text: str  # Markdown: exactly what would run
-    gate_policy: GatePolicy
-    opened_at: datetime
-    expires_at: datetime | None = None
-    closed_at: datetime | None = None
+    gate_policy: GatePolicy  # who may answer, and how they prove it
+    opened_at: datetime  # when it opened
+    expires_at: datetime | None = None  # until when an answer counts; None: no limit
+    closed_at: datetime | None = None  # when it was closed
     end: GateEnd | None = None  # None while it is open
     flow_run_id: str | None = None  # the flow run whose page shows the form
     keyset: str | None = None  # the key under which Prefect keeps the form's answer
     openings: int = 1  # how often it was shown: again after a kill, a forced state or a refused answer
     attended: bool | None = None  # whether a process waits at it; None: on another host, so unknown
-    kind: GateKind = "approval"
+    kind: GateKind = "approval"  # what it asks: an approval, a question, or how a call ended
     label: str | None = None  # the item's name; None: its number
-    call_kind: CallKind = "step"
+    call_kind: CallKind = "step"  # `rollback`: the call rolls back the step
     fields: Mapping[str, Input] = field(default_factory=dict[str, Input])  # of the answer to a question
 
     @property
@@ -169,22 +169,22 @@ class Gate:
 class ApprovalRequest:
     """What an approver is asked: the content as text, and the digest that an answer binds to."""
 
-    approval_digest: str
-    name: str
-    description: str
+    approval_digest: str  # the digest that the answer must name
+    name: str  # the plan's name
+    description: str  # the plan's or the step's description, or the question
     text: str  # Markdown: exactly what would run
-    run_id: str | None = None
+    run_id: str | None = None  # the run that asks
     step_id: str | None = None  # None: the whole plan
-    item: int | None = None
-    gate_id: str | None = None
-    opened_at: datetime | None = None
-    expires_at: datetime | None = None
-    gate_policy: GatePolicy = field(default_factory=GatePolicy)
+    item: int | None = None  # the item of the step's `for_each`, from 0
+    gate_id: str | None = None  # the gate that is open for it
+    opened_at: datetime | None = None  # when the gate opened
+    expires_at: datetime | None = None  # until when an answer counts; None: no limit
+    gate_policy: GatePolicy = field(default_factory=GatePolicy)  # who may answer, and how they prove it
     refused: str | None = None  # why the previous answer was refused
-    kind: GateKind = "approval"
+    kind: GateKind = "approval"  # what the gate asks: an approval, a question, or how a call ended
     operator_request: OperatorRequestKind | None = None  # a request made outside any gate; the answer approves it
     label: str | None = None  # the item's name; None: its number
-    call_kind: CallKind = "step"
+    call_kind: CallKind = "step"  # `rollback`: the call rolls back the step
     fields: Mapping[str, Input] = field(default_factory=dict[str, Input])  # of the answer to a question
 
 
@@ -192,20 +192,20 @@ class ApprovalRequest:
 class StandingApproval:
     """One approval for many runs. It covers a runbook digest, input patterns and named schedules, until a date or a number of runs."""
 
-    id: str
+    id: str  # its own id
     runbook_digest: str  # of the plan digest and the tool definitions
     name: str  # of the plan
-    by: str
-    known_by: str
-    at: datetime
+    by: str  # who gave it
+    known_by: str  # how their name was proved
+    at: datetime  # when
     inputs: dict[str, JsonValue]  # by input: a text is a regular expression for the whole value, anything else is the value itself
     schedules: tuple[str, ...]  # the `flow/deployment` names whose scheduled runs it covers
     steps: tuple[str, ...] = ()  # steps whose gates it answers as well
-    until: datetime | None = None
-    max_runs: int | None = None
+    until: datetime | None = None  # when it ends; None: no limit
+    max_runs: int | None = None  # how many runs may use it; None: no limit
     runs: int = 0  # how many runs have used it
-    note: str = ""
-    signature: str | None = None
+    note: str = ""  # why it was given
+    signature: str | None = None  # an armored SSH signature
     source: str | None = None  # the file that contains it
-    revoked_at: datetime | None = None
-    revoked_by: str | None = None
+    revoked_at: datetime | None = None  # when it was revoked
+    revoked_by: str | None = None  # who revoked it

@@ -26,15 +26,15 @@ class PlanRequest:
     can waive the approval that a drafted plan needs.
     """
 
-    task: str
-    context: str | Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    constraints: tuple[str, ...] = ()
-    max_steps: int | None = None
-    available_tools: tuple[str, ...] | None = None
-    available_secrets: tuple[str, ...] = ()
-    options: ExecutionOptions | None = None
-    permissions: tuple[str, ...] = ()
-    metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    task: str  # what the plan should do, in words
+    context: str | Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # what the model should know
+    constraints: tuple[str, ...] = ()  # what the plan must keep to, in words
+    max_steps: int | None = None  # how many steps it may have
+    available_tools: tuple[str, ...] | None = None  # the tools it may use; None: all
+    available_secrets: tuple[str, ...] = ()  # the secrets it may use, by name
+    options: ExecutionOptions | None = None  # the options that it must have
+    permissions: tuple[str, ...] = ()  # the permissions that its tools get
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # free notes
 
     def __post_init__(self) -> None:
         """Raise TypeError for a text in place of a list of texts, because each of its characters would become an item."""
@@ -90,17 +90,17 @@ class ConstraintCheck:
 class Draft:
     """One drafting attempt, from the request to a plan, or to the reason why there is none."""
 
-    request: PlanRequest
-    model: str
-    id: str = field(default_factory=new_id)
-    plan: ExecutionPlan | None = None
-    complexity: str | None = None
-    speak: str = ""
-    calls: list[ModelCall] = field(default_factory=list[ModelCall])
-    constraints: list[ConstraintCheck] = field(default_factory=list[ConstraintCheck])
-    notes: list[str] = field(default_factory=list[str])
+    request: PlanRequest  # what was asked for
+    model: str  # the model that wrote it
+    id: str = field(default_factory=new_id)  # its own id
+    plan: ExecutionPlan | None = None  # the valid plan; None: there is none
+    complexity: str | None = None  # what the model calls the task's complexity
+    speak: str = ""  # what the model says to the person
+    calls: list[ModelCall] = field(default_factory=list[ModelCall])  # each call of the model, with tokens and cost
+    constraints: list[ConstraintCheck] = field(default_factory=list[ConstraintCheck])  # how the plan keeps each constraint
+    notes: list[str] = field(default_factory=list[str])  # what the model notes about its plan
     problems: list[Problem] = field(default_factory=list[Problem])  # of the last answer, if there is no plan
-    failure: str | None = None
+    failure: str | None = None  # why there is no plan
     created_at: datetime | None = None  # by the store's clock, once it is stored
 
     @property

@@ -8,23 +8,24 @@ from pydantic import JsonValue
 from plan_adapter.model.options import CallKind, Effect
 from plan_adapter.model.record import PlanRun
 
-How: TypeAlias = Literal["called", "simulated", "unknown", "failed"]
-"""What a dry run did about a call. `called`: it reads, and was made. `unknown`: nothing was called, so its result is not known."""
+How: TypeAlias = Literal["called", "simulated", "recorded", "unknown", "failed"]
+"""What a dry run did about a call. `called`: it reads, and was made. `recorded`: a replay, and the run that it replays made the same call.
+`unknown`: nothing was called, so its result is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRunCall:
     """A call that a run would make. What is unknown in `parameters` and `result` is the expression that gives it."""
 
-    name: str
-    step_id: str
-    kind: CallKind
-    item: int | None
-    tool_name: str
-    effect: Effect
-    how: How
-    parameters: dict[str, JsonValue]  # secrets as expressions
-    result: JsonValue = None
+    name: str  # the step, with its item
+    step_id: str  # the step's id
+    kind: CallKind  # `rollback`: the call rolls back the step
+    item: int | None  # the item of the step's `for_each`, from 0
+    tool_name: str  # the tool
+    effect: Effect  # what the tool may do
+    how: How  # whether it was called, simulated, failed, or its result is unknown
+    parameters: dict[str, JsonValue]  # what it is called with; secrets as expressions
+    result: JsonValue = None  # what it returned or would return
     shows: str = ""  # what its simulation shows
     why: str = ""  # why its result is unknown, or its error
     condition: str = ""  # it is made only if this is true, which is not known
@@ -34,21 +35,23 @@ class DryRunCall:
 class DryRunGate:
     """A gate that a run would open."""
 
-    name: str  # of the step, with its item; `plan` for the plan's own gate
-    kind: Literal["approval", "question"]
-    answer: JsonValue = None  # that was given for the question
+    name: str  # the step, with its item; `plan` for the plan's own gate
+    kind: Literal["approval", "question"]  # what it asks
+    answer: JsonValue = None  # the answer that was given to a question
+    step_id: str | None = None  # None: the whole plan
+    item: int | None = None  # the item of the step's `for_each`, from 0
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
     """A dry run: `run` is how a run would go, as far as that is known."""
 
-    run: PlanRun
+    run: PlanRun  # the run that was rehearsed, with its steps and outputs
     calls: tuple[DryRunCall, ...]  # in the order in which they were reached
-    gates: tuple[DryRunGate, ...]
+    gates: tuple[DryRunGate, ...]  # the gates and questions that it would stop at
     worst_case_ms: float | None  # None means no limit
     effects: int  # how many attempts of writes its record holds: always 0
-    problems: tuple[str, ...] = ()  # of simulations
+    problems: tuple[str, ...] = ()  # what simulations say is wrong
 
     @property
     def is_complete(self) -> bool:

@@ -3,7 +3,9 @@
 PlanAdapterError
 ├── InvalidPlanError      correct the plan or its inputs: every problem is in `.problems`
 ├── NotApprovedError      the caller may not do this, or an approval is not valid; the message says which
-│   └── ApprovalRequiredError    … until a person has approved exactly this content
+│   ├── ApprovalRequiredError    … until a person has approved exactly this content
+│   ├── ContentChangedError      … because they answered about other content: show the gate again
+│   └── InvalidAnswerError       … because the gate does not take this answer: correct it
 ├── NoServerError         start or reach a Prefect server, or run with `offline=True`
 ├── RunConflictError      the run is in another state, or another process owns it
 │   └── RunNotFoundError  … or there is no run with this id, or several, or it has no such gate, step, item or field
@@ -53,6 +55,14 @@ class NotApprovedError(PlanAdapterError):
 
 class ApprovalRequiredError(NotApprovedError):
     """The plan or the call requires an approval of exactly this content, and nobody has given one yet."""
+
+
+class ContentChangedError(NotApprovedError):
+    """The answer is about other content than the gate asks about now. Show the gate again, and let the person answer what it says."""
+
+
+class InvalidAnswerError(NotApprovedError):
+    """The gate does not take this answer: its kind has no such decision, or a field or the note is missing or does not fit."""
 
 
 class NoServerError(PlanAdapterError):

@@ -72,12 +72,12 @@ class Hooks:
     Sync hooks run on the event loop, so keep them short.
     """
 
-    on_step_start: StepHook | None = None
-    on_step_complete: StepHook | None = None
-    on_step_failed: FailureHook | None = None
-    on_plan_complete: RunHook | None = None
-    on_gate_open: GateHook | None = None
-    on_gate_answered: GateHook | None = None
+    on_step_start: StepHook | None = None  # before the first call of a step
+    on_step_complete: StepHook | None = None  # after a step completed
+    on_step_failed: FailureHook | None = None  # after a step failed
+    on_plan_complete: RunHook | None = None  # after a run ended, however it ended
+    on_gate_open: GateHook | None = None  # when a gate opens
+    on_gate_answered: GateHook | None = None  # when a gate is answered
 
     def __post_init__(self) -> None:
         """Raise TypeError for a hook that cannot be called."""

@@ -20,14 +20,14 @@ class Problem:
     document.
     """
 
-    code: str
-    severity: Severity = "error"
+    code: str  # what `plan explain` explains
+    severity: Severity = "error"  # an error makes the plan invalid
     at: str = ""
     line: int | None = None
     column: int | None = None
-    message: str = ""
-    hint: str = ""
-    file: str | None = None
+    message: str = ""  # what is wrong
+    hint: str = ""  # what to do
+    file: str | None = None  # the document, if it is one of several
 
     def __str__(self) -> str:
         """Return the finding on one line, in the form that editors and CI systems link: `file:line:column: severity[code] …`."""
@@ -61,6 +61,10 @@ _OTHER_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "with": ("parameters",),
         "needs": ("depends_on",),
         "if": ("when",),
+        **dict.fromkeys(("list", "tuple", "sequence"), ("array",)),
+        **dict.fromkeys(("dict", "map", "mapping"), ("object",)),
+        **dict.fromkeys(("float", "double", "decimal"), ("number",)),
+        **dict.fromkeys(("text", "data", "contents"), ("string", "content", "body")),
         "http_post": ("http_send",),
         "http_put": ("http_send",),
         "http_patch": ("http_send",),

@@ -62,10 +62,10 @@ ABORTED = "the run is to end here"
 class RunContext:
     """Whom a run belongs to. Stored with every row of the run and never shown to a model."""
 
-    agent_id: str | None = None
-    org_id: str | None = None
-    tenant_id: str | None = None
-    task_id: str | None = None
+    agent_id: str | None = None  # the agent that starts the run
+    org_id: str | None = None  # its organization
+    tenant_id: str | None = None  # the tenant whose records the run belongs to
+    task_id: str | None = None  # the task that the run is a part of
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,27 +178,27 @@ class GroupItem(NamedTuple):
 class StepRun:
     """One execution of a step. `reason` says why the step was skipped or failed. Only the engine writes it."""
 
-    id: str
-    index: int
-    tool_name: str
-    description: str
-    depends_on: tuple[str, ...] = ()
-    status: StepStatus = StepStatus.PENDING
-    outcome: Outcome | None = None
-    result: JsonValue = None
-    error: str | None = None
-    reason: str | None = None
-    retry_count: int = 0
-    max_retries: int = 0
-    retry_delay_ms: int = 0
-    attempts: int = 0
+    id: str  # the step's id
+    index: int  # its place in the plan, from 0
+    tool_name: str  # the tool it calls
+    description: str  # the step's description
+    depends_on: tuple[str, ...] = ()  # the steps it waits for
+    status: StepStatus = StepStatus.PENDING  # where it stands
+    outcome: Outcome | None = None  # how its last call ended; None: not called
+    result: JsonValue = None  # what the tool returned; of a group, a list by item
+    error: str | None = None  # the message of a failed call
+    reason: str | None = None  # why it was skipped or not called
+    retry_count: int = 0  # how many retries it has used
+    max_retries: int = 0  # how many retries it may use
+    retry_delay_ms: int = 0  # the wait before the second attempt
+    attempts: int = 0  # how many calls were made
     carried: bool = False  # the result comes from an earlier start of the same run
     rolled_back: bool = False  # its rollback undid everything it did
     undoes: str | None = None  # set only for the rollback of a step, as hooks and events see it: the id of that step
-    started_at: datetime | None = None
-    completed_at: datetime | None = None
-    duration_ms: int = 0
-    metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    started_at: datetime | None = None  # when its first call began
+    completed_at: datetime | None = None  # when it ended
+    duration_ms: int = 0  # how long it took
+    metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # free notes
     group: str | None = None  # the id of the step around this one: a group, or a step that runs a plan
     items: list[GroupItem] = field(default_factory=list[GroupItem])  # of a group
     plan: str = ""  # the plan that the step runs, as written
@@ -245,17 +245,17 @@ class PlanSummary:
     `progress` is 0..100, the share of all that has completed. `text` says the same in words: "1 of 3 nodes done, 1 failed, 1 not started".
     """
 
-    id: str
-    description: str
-    status: PlanStatus
-    total_steps: int
-    completed: int
-    failed: int
-    pending: int
-    running: int
-    skipped: int
-    progress: float
-    text: str
+    id: str  # the run's id
+    description: str  # the plan's description
+    status: PlanStatus  # where the run stands
+    total_steps: int  # how many steps the plan has
+    completed: int  # how many have completed
+    failed: int  # how many have failed
+    pending: int  # how many have not started
+    running: int  # how many run now
+    skipped: int  # how many were skipped
+    progress: float  # the part that has ended, from 0 to 1
+    text: str  # all this in one line
 
 
 def _noun_of(group: StepRun) -> str:
@@ -324,35 +324,35 @@ _OUTCOMES_BY_REASON: dict[RunReason | None, RunOutcome] = {
 class PlanRun:
     """One execution of a plan. Only the engine writes it. The object that a run returns is its record."""
 
-    id: str
-    plan_id: str
-    name: str
-    description: str
-    digest: str
-    approval_digest: str
-    inputs: dict[str, JsonValue]
-    steps: list[StepRun]
-    created_at: datetime
-    updated_at: datetime
-    status: PlanStatus = PlanStatus.DRAFT
-    reason: RunReason | None = None
+    id: str  # the run's id
+    plan_id: str  # the id of the plan's document
+    name: str  # the plan's name
+    description: str  # the plan's description
+    digest: str  # the digest of the plan that it runs now
+    approval_digest: str  # the digest that an approval of the plan with these inputs and tools covers
+    inputs: dict[str, JsonValue]  # the inputs, by name, with defaults; secrets as expressions
+    steps: list[StepRun]  # the steps, in the order of the plan
+    created_at: datetime  # when the store recorded it
+    updated_at: datetime  # when it last changed
+    status: PlanStatus = PlanStatus.DRAFT  # where it stands
+    reason: RunReason | None = None  # why it ended, if it did not complete
     message: str | None = None  # the reason in words, such as who cancelled and why, or what timed out
-    outputs: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    flow_run_id: str | None = None
+    outputs: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # the plan's outputs, by name, once it completed
+    flow_run_id: str | None = None  # its flow run in Prefect; None: it ran offline or has not started
     requested_by: str | None = None  # who started it: the operating system user, the schedule or the deployment
-    task_id: str | None = None
+    task_id: str | None = None  # from `RunContext`, like the next three
     agent_id: str | None = None
     org_id: str | None = None
     tenant_id: str | None = None
-    started_at: datetime | None = None
-    completed_at: datetime | None = None
-    total_duration_ms: int = 0
-    approved_at: datetime | None = None
-    approved_by: str | None = None
-    rejection_note: str | None = None
-    metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    folder: RunFolder | None = None
-    rollback: RollbackStatus | None = None
+    started_at: datetime | None = None  # when it first started
+    completed_at: datetime | None = None  # when it ended, however it ended
+    total_duration_ms: int = 0  # how long it took from start to end
+    approved_at: datetime | None = None  # when the plan was approved
+    approved_by: str | None = None  # who approved the plan
+    rejection_note: str | None = None  # the note of the person who rejected it
+    metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # free notes
+    folder: RunFolder | None = None  # where it runs: host and folder
+    rollback: RollbackStatus | None = None  # how its rollback went; None: there was none
 
     @property
     def is_approved(self) -> bool:

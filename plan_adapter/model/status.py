@@ -41,10 +41,10 @@ _TRANSITIONS: dict[PlanStatus, frozenset[PlanStatus]] = {
 class StepStatus(StrEnum):
     """The status of a step."""
 
-    PENDING = "pending"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
+    PENDING = "pending"  # not started
+    RUNNING = "running"  # its call is being made, or waits at a gate
+    COMPLETED = "completed"  # its call succeeded
+    FAILED = "failed"  # its call failed, or its outcome is unknown
     SKIPPED = "skipped"  # not called, or in a group not called for every item; its `reason` says why
 
     @property
@@ -56,11 +56,11 @@ class StepStatus(StrEnum):
 class RunReason(StrEnum):
     """Why a run ended, where its status alone does not say."""
 
-    STEP_FAILED = "step_failed"
+    STEP_FAILED = "step_failed"  # a step failed
     TIMED_OUT = "timed_out"  # the total timeout
-    REJECTED = "rejected"
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
+    REJECTED = "rejected"  # a person rejected it
+    EXPIRED = "expired"  # nobody answered a gate in time
+    CANCELLED = "cancelled"  # somebody cancelled it
     UNKNOWN = "unknown"  # a write began, and its outcome is unknown
     INTERRUPTED = "interrupted"  # its process died
     EXHAUSTED = "exhausted"  # a goal was not met within its budget
@@ -69,15 +69,15 @@ class RunReason(StrEnum):
 class RunOutcome(StrEnum):
     """How a run ended, in one word: the name of its state in Prefect, and the word in lists. What was undone counts before why."""
 
-    COMPLETED = "Completed"
-    FAILED = "Failed"  # and nothing completed
+    COMPLETED = "Completed"  # every step completed or was skipped
+    FAILED = "Failed"  # a step failed, and nothing completed
     PARTIAL = "Partial"  # something completed, and stands
     ROLLED_BACK = "RolledBack"  # every step with a rollback that did something is undone
-    ROLLBACK_INCOMPLETE = "RollbackIncomplete"
-    CANCELLED = "Cancelled"
-    REJECTED = "Rejected"
-    EXPIRED = "Expired"
-    TIMED_OUT = "TimedOut"
+    ROLLBACK_INCOMPLETE = "RollbackIncomplete"  # a rollback failed or its outcome is unknown
+    CANCELLED = "Cancelled"  # somebody cancelled it
+    REJECTED = "Rejected"  # a person rejected it
+    EXPIRED = "Expired"  # nobody answered a gate in time
+    TIMED_OUT = "TimedOut"  # it took longer than its total timeout
     INTERRUPTED = "Interrupted"  # its process died: it has not ended and can be resumed
     UNKNOWN_OUTCOME = "UnknownOutcome"  # a write began, and a person must say whether it was done
 

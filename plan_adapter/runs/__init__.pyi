@@ -4,9 +4,15 @@ from plan_adapter.model.dry_run import DryRun as DryRun
 from plan_adapter.model.dry_run import DryRunCall as DryRunCall
 from plan_adapter.model.dry_run import DryRunGate as DryRunGate
 from plan_adapter.model.hooks import Hooks as Hooks
+from plan_adapter.model.replayed import Difference as Difference
+from plan_adapter.model.replayed import Replay as Replay
+from plan_adapter.model.replayed import ReplayedRun as ReplayedRun
+from plan_adapter.model.replayed import ReplayFinding as ReplayFinding
 from plan_adapter.plan_defaults import Plans as Plans
 from plan_adapter.rehearsal import adry_run_plan as adry_run_plan
 from plan_adapter.rehearsal import dry_run_plan as dry_run_plan
+from plan_adapter.replay import areplay_runs as areplay_runs
+from plan_adapter.replay import replay_runs as replay_runs
 from plan_adapter.runner import acancel_run as acancel_run
 from plan_adapter.runner import aresolve_step as aresolve_step
 from plan_adapter.runner import aresume_run as aresume_run

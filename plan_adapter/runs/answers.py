@@ -21,7 +21,7 @@ from plan_adapter.gates.identity import (
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
-from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun, Receipt
 from plan_adapter.store.outcomes import ResolutionRecord
@@ -123,7 +123,8 @@ class GateAnswers:
     async def _verify_resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
         """Return `answer` as a resolution, with its identity verified and allowed. Raises NotApprovedError."""
         if answer.decision not in ("done", "again", "abort"):
-            raise NotApprovedError(f"this gate asks for the outcome of a call: answer done, again or abort instead of `{answer.decision}`")
+            takes = "answer done, again or abort instead of"
+            raise InvalidAnswerError(f"this gate asks for the outcome of a call: {takes} `{answer.decision}`")
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
         gate_policy = await self._gate_policy_under(proof_context.policy, request)

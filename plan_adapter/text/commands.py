@@ -75,7 +75,7 @@ def answer_command(question: Question, decision: Decision = "approve", *, api: b
     if question.kind == "outcome":
         unit = (question.step_id or "", question.item)
         return resolve_command(str(question.run_id), unit, label=question.label, kind=question.call_kind) + option + digest
-    where = f"{question.run_id}{option}{_step_options(question)}{digest}"
+    where = f"{question.run_id}{_step_arguments(question)}{option}{digest}"
     match decision:
         case "approve" if question.kind == "question":
             return f"plan answer {question.run_id} {question.step_id}{option}{digest} {ANY_FIELDS}"
@@ -104,11 +104,11 @@ def show_command(question: Question, *, api: bool = False) -> str:
         return f"plan show {question.run_id}"
     if question.kind == "question":
         return f"plan answer {question.run_id} {question.step_id}{' --api' if api else ''} --show"
-    return f"plan approve {question.run_id}{' --api' if api else ''}{_step_options(question)} --show"
+    return f"plan approve {question.run_id}{_step_arguments(question)}{' --api' if api else ''} --show"
 
 
-def _step_options(question: Question) -> str:
-    step = f" --step {question.step_id}" if question.step_id is not None else ""
+def _step_arguments(question: Question) -> str:
+    step = f" {question.step_id}" if question.step_id is not None else ""
     return step + item_option(question.item, question.label)
 
 

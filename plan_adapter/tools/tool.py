@@ -72,16 +72,16 @@ class CommandLog(Protocol):
 class ToolContext:
     """What a tool can know about the call."""
 
-    run_id: str
-    step_id: str
-    attempt: int
-    idempotency_key: str
-    agent_id: str | None
+    run_id: str  # the run
+    step_id: str  # the step
+    attempt: int  # which attempt this is, from 1
+    idempotency_key: str  # the same text for every attempt of one call
+    agent_id: str | None  # from `RunContext`, like the next two
     org_id: str | None
     tenant_id: str | None
-    logger: logging.Logger
+    logger: logging.Logger  # logs to the flow run's page and to `plan logs`
     deadline: float | None  # seconds on time.monotonic()'s clock; None: no limit
-    redaction: Redaction | None = field(default=None, repr=False, compare=False)
+    redaction: Redaction | None = field(default=None, repr=False, compare=False)  # replaces secrets in texts
     kind: CallKind = "step"  # `rollback`: the call rolls back the step
     answer: JsonValue = None  # to the question of the step, by field
     permissions: frozenset[str] = frozenset()  # those that the plan gives to its tools

@@ -61,8 +61,8 @@ MakeFunctions = Callable[..., dict[str, Callable[..., Any]]]
 
 @pytest.fixture
 def make_functions(store: PlanStore) -> MakeFunctions:
-    def functions(answer: Callable[[ApprovalRequest], Any] | None = None, **options: Any) -> dict[str, Callable[..., Any]]:
-        approver = None if answer is None else CallbackApprover(answer, by="ana")
+    def functions(answer: Callable[[ApprovalRequest], Any], **options: Any) -> dict[str, Callable[..., Any]]:
+        approver = CallbackApprover(answer, by="ana")
         made = as_functions(ToolRegistry([find, post, execute]), approver=approver, store=store, offline=True, **options)
         return {function.__name__: function for function in made}
 
@@ -78,9 +78,9 @@ def refuse(_request: ApprovalRequest) -> tuple[Decision, str]:
 
 
 def test_a_function_has_the_signature_of_its_tool(make_functions: MakeFunctions) -> None:
-    function = make_functions()["find"]
+    function = make_functions(refuse)["find"]
     assert inspect.iscoroutinefunction(function)
-    assert str(inspect.signature(make_functions()["post"])) == "(text: str) -> Any"
+    assert str(inspect.signature(make_functions(refuse)["post"])) == "(text: str) -> Any"
     assert "Where to look" in (function.__doc__ or "")
     assert get_type_hints(function) == {"city": str, "limit": int, "return": Any}
     function_type: Any = function
@@ -110,6 +110,11 @@ async def test_a_gated_read_that_nobody_can_approve_is_refused_at_once(
     assert await store.runs() == []
     [asking] = as_functions(ToolRegistry([look]), store=store, offline=True, approval=policy, approver=CallbackApprover(agree))
     assert await asking() == "seen"
+
+
+async def test_tools_that_write_and_that_nobody_can_approve_are_refused_when_they_are_built(store: PlanStore) -> None:
+    with pytest.raises(NotApprovedError, match="nobody can approve `execute`, `post`, which can write: pass an `approver`"):
+        as_functions(ToolRegistry([find, post, execute]), store=store, offline=True)
 
 
 async def test_a_read_needs_no_approval_and_has_a_run(make_functions: MakeFunctions, store: PlanStore) -> None:

@@ -172,7 +172,7 @@ async def test_an_answer_to_a_step_counts_only_for_the_call_that_was_shown(world
     going = world.start(world.plan(gated=True))
     gate = await world.gate(step="strike")
     for given in ("0" * 12, (await world.store.run(gate.run_id)).approval_digest[:12]):
-        with pytest.raises(NotApprovedError, match=f"--step strike --digest {gate.approval_digest[:12]}"):
+        with pytest.raises(NotApprovedError, match=f" strike --digest {gate.approval_digest[:12]}"):
             await answer(world, GateSelector(gate.run_id, "strike", digest=given))
     await assert_nothing_was_answered(world, gate, refusals=2)
     assert await answer(world, GateSelector(gate.run_id, digest=gate.approval_digest[:12])) == 0  # names the step, too

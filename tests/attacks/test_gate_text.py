@@ -265,7 +265,7 @@ def test_the_log_message_of_a_gate_is_one_line(attack: str) -> None:
         approval_digest=DIGEST, name=ATTACKS[attack], description=ATTACKS[attack], text="", run_id="r1", step_id="wipe"
     )
     assert len(waiting_message(request).splitlines()) == 1
-    assert "plan approve r1 --step wipe" in waiting_message(request)
+    assert "plan approve r1 wipe" in waiting_message(request)
 
 
 @pytest.mark.parametrize("attack", ["digests", "right to left", "1,000 lines", "the end of the details"])

@@ -207,6 +207,7 @@ SCENES: Mapping[str, Scene] = {
     "draft": a_folder,
     "save": files,
     "run": stored,
+    "replay": failed_offline,
     "gates": at_its_gate,
     "approve": at_its_gate,
     "approve last restart": at_a_step,

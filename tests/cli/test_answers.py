@@ -37,7 +37,7 @@ def test_show_prints_the_gate_without_answering_it(plan: Plan) -> None:
 
 def test_a_rejection_ends_a_run_without_a_waiting_process(plan: Plan) -> None:
     run_id = waiting(plan)
-    result = plan("reject", run_id, "--note", "不行", "--json")
+    result = plan("reject", run_id, "--note", "不行", "--yes", "--json")
     assert (result.code, result.run["decision"], result.run["by"], result.run["known_by"]) == (0, "reject", ME, "os_user")
     run = plan("show", run_id, "--json").run
     assert (run["status"], run["reason"], run["rejection_note"]) == ("cancelled", "rejected", "不行")

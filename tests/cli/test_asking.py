@@ -149,7 +149,7 @@ def test_answering_a_step_elsewhere_moves_the_terminal_to_the_next_prompt(termin
     run_id = open_gates()[0]["run_id"]
     several = piped("approve", run_id)
     assert several.returncode == 2
-    assert f"plan approve {run_id} --step first" in several.stderr.decode()
+    assert f"plan approve {run_id} first" in several.stderr.decode()
     answer("approve", run_id, "--step", "first", "--yes")
     terminal.wait_for("Approve step `second`")
     terminal.wait_for(f"first: approved by {os_user()} (os_user)")  # shown above the prompt or after it

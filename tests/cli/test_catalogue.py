@@ -180,3 +180,18 @@ def test_a_mistyped_name_creates_no_store(plan: Plan, home: Path) -> None:
     result = plan("validate", "nothing")
     assert (result.code, "there is no file `nothing`, and no plan is stored yet" in result.err) == (2, True), result.err
     assert not (home / "plans.db").exists()
+
+
+def test_one_tool_is_shown_with_its_parameters_and_result(plan: Plan) -> None:
+    shown = plan("tools", "http_get").out
+    assert shown.splitlines()[0] == "http_get (read)"
+    for text in (
+        "Any status other than 2xx fails the step",
+        "  url: string\n    An http or https URL.",
+        "  expect_status: integer or list of integer or null, default null\n",
+        "Result: object\n  status: integer\n  headers: object\n  body: any value\n",
+    ):
+        assert text in shown
+    assert [line["name"] for line in plan("tools", "http_get", "--json").lines] == ["http_get"]
+    wrong = plan("tools", "http_gte")
+    assert (wrong.code, "there is no tool `http_gte`; did you mean `http_get`?" in wrong.err) == (2, True)

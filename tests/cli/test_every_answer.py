@@ -59,7 +59,7 @@ class Cell(NamedTuple):
 
 
 APPROVED, REJECTED, ASKED_AGAIN = Cell(0, "approved", 0, None), Cell(0, "rejected", 3, None), Cell(0, "changes", 6, None)
-NO_QUESTION = Cell(2, "asks for an approval, not a question: `plan approve RUN --step greet", None, NotApprovedError)
+NO_QUESTION = Cell(2, "asks for an approval, not a question: `plan approve RUN greet", None, NotApprovedError)
 DONE_BY_HAND, IS_OUTCOME = (
     Cell(0, "recorded `done` for `greet", 0, None),
     Cell(8, "`plan resolve RUN lost done|again|abort`", None, RunConflictError),

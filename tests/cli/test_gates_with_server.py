@@ -287,7 +287,7 @@ def resume_in_prefect(flow_run_id: UUID) -> str:
 def test_the_link_to_a_step_gate_form_is_shown(plan: Plan, laptop: Laptop) -> None:
     with waiting(document({**GREET, "requires_approval": True})) as run:
         command = open_gate(plan, run.run_id)["command"]
-        assert command.startswith(f"plan approve {run.run_id} --step greet --digest ")
+        assert command.startswith(f"plan approve {run.run_id} greet --digest ")
         assert run.lines[-1] == f"answer in its form (link below), or with `{command}`"
         assert run.process.stderr is not None
         line = next(line for line in run.process.stderr if "its form is on" in line)

@@ -297,7 +297,7 @@ def test_the_example_in_the_guide_works_as_described(plan: Plan, run_with_model:
     Path("web.log").write_text("disk full", encoding="utf-8")
     Path("report-errors.yaml").write_text(text, encoding="utf-8")
     waits = run_with_model(reports, "run", "report-errors.yaml", "--offline", "--detach", "--json")
-    assert "--step report --item 2 --digest " in waits.err
+    assert " report --item 2 --digest " in waits.err
     assert approve_what_was_shown(plan).code == 0
     done = run_with_model(reports, "resume", waits.run["id"], "--offline", "--json")
     assert (done.code, Path("report.txt").read_text(encoding="utf-8")) == (0, "The newest error: disk full."), done.err

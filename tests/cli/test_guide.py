@@ -91,3 +91,19 @@ def test_a_plan_in_the_guide_is_valid_without_a_warning(plan: Plan, text: str, m
     result = plan("validate", "plan.yaml")
     is_imported = "(from a workflow of GitHub Actions)" in text  # so it has the limits of the workflow, which are none
     assert (result.code, [line for line in result.out.splitlines() if not (is_imported and "[no-timeout]" in line)]) == (0, [])
+
+
+def test_one_part_of_a_page_is_printed_by_its_heading(plan: Plan) -> None:
+    part = plan("guide", "reference-python", "answer_gate").out
+    assert (part.splitlines()[0], len(re.findall(r"^### ", part, re.MULTILINE))) == ("### answer_gate", 1)
+    assert "Raises ValueError for an empty `by`" in part
+    whole = plan("guide", "failures", "CANCEL").out
+    assert whole in plan("guide", "failures").out
+    wrong = plan("guide", "reference-python", "anser_gate")
+    assert (wrong.code, "did you mean `answer_gate`?" in wrong.err) == (2, True)
+
+
+def test_a_heading_in_a_code_block_is_none(plan: Plan) -> None:
+    part = plan("guide", "testing", "A replay: what would recorded runs have done?").out
+    assert "# .github/workflows/replay.yml" in part
+    assert "pre-commit" in part

@@ -33,7 +33,7 @@ def test_help_groups_the_verbs_by_activity(plan: Plan, word: str) -> None:
     assert result.code == 0
     assert verbs_of(result.out, GROUPS) == {
         "Write": ["init", "validate", "preview", "test", "draft", "save"],
-        "Run": ["run", "deploy", "serve"],
+        "Run": ["run", "replay", "deploy", "serve"],
         "Decide": ["gates", "approve", "answer", "reject", "resolve"],
         "Look": ["runs", "show", "report", "diff", "logs", "guide"],
         "Repair": ["resume", "revise", "cancel", "rollback", "doctor"],

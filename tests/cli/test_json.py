@@ -32,7 +32,7 @@ def test_an_error_is_one_object_with_its_code(plan: Plan) -> None:
         "usage": ("explain", "nothing"),
         "run-not-found": ("logs", "0000000"),
         "not-stored": ("show", "store:nothing"),
-        "not-approved": ("approve", run_id, "--digest", "00000000"),
+        "content-changed": ("approve", run_id, "--digest", "00000000"),
         "run-conflict": ("answer", run_id, "greet"),
     }
     for code, command in commands.items():

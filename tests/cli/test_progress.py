@@ -247,6 +247,6 @@ def test_the_link_to_a_step_gate_form_is_shown_once_it_exists(kind: str, capsys:
     display(Event("gate_shown", run, gate=replace(gate, flow_run_id="f-2"), in_form=True))
     shown = capsys.readouterr().err.splitlines()
     assert shown[-2:] == [
-        "answer in its form (link below), or with `plan approve r --step restart --digest aaaaaaaaaaaa`",
+        "answer in its form (link below), or with `plan approve r restart --digest aaaaaaaaaaaa`",
         "restart: its form is on http://127.0.0.1:4200/runs/flow-run/f-2",
     ]

@@ -159,7 +159,7 @@ def test_a_run_that_waits_at_an_item_shows_what_is_asked_and_what_to_type(plan: 
     assert " A step of 试运行 (run …" in text
     assert "  waits for an approval of step nodes[web-1] since <moment> (<time>); no" in text
     assert "    ⏸ web-1  · restart\n    · web-2  · restart\n" in text
-    assert f"`plan approve {run_id} --step nodes --item web-1 --digest " in plan("show", run_id).next
+    assert f"`plan approve {run_id} nodes --item web-1 --digest " in plan("show", run_id).next
 
 
 def test_on_a_terminal_each_command_is_a_line_and_nothing_is_markdown(plan: Plan, terminals: list[Terminal]) -> None:

@@ -113,7 +113,7 @@ def test_an_answer_at_the_wrong_place_says_what_waits(plan: Plan) -> None:
     run_id = waiting_at_step(plan)
     result = plan("approve", run_id, "--step", "b", "--yes")
     assert (result.code, "nobody has been asked" in result.err) == (8, False)
-    assert f"step `b` of run {run_id} does not wait for this answer; what waits: `plan approve {run_id} --step a" in result.err
+    assert f"step `b` of run {run_id} does not wait for this answer; what waits: `plan approve {run_id} a" in result.err
 
 
 def test_a_cancelled_run_without_a_process_says_that_its_finally_steps_did_not_run(plan: Plan) -> None:
@@ -204,7 +204,7 @@ async def open_many(count: int) -> None:
 def test_two_open_gates_show_both_commands(plan: Plan) -> None:
     run_id = waiting(plan)
     asyncio.run(open_many(1))
-    assert f"`, `plan approve {run_id} --step step-0 --digest {'d' * 12}`; `plan gates` lists" in plan("show", run_id).next
+    assert f"`, `plan approve {run_id} step-0 --digest {'d' * 12}`; `plan gates` lists" in plan("show", run_id).next
 
 
 @pytest.mark.thorough

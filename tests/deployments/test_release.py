@@ -26,7 +26,7 @@ from plan_adapter.store.store import PlanStore
 from tests.engine.gates import resume
 
 POOL = "released"
-WAIT_SECONDS = 120
+WAIT_SECONDS = 300
 POLL_SECONDS = 0.2
 LIMIT_MS = 8_000  # longer than a run takes from its gate to the end of its process
 

@@ -63,7 +63,7 @@ def test_a_form_on_an_open_server_asks_for_no_code_and_names_the_command(
     schema = build_form(request, takes_codes=False).model_json_schema()
     assert [name for name in schema["properties"] if name != "result"] == names
     assert ("signature" in schema["required"]) is ("ssh_signature" in known_by)  # the only proof that is left
-    command = {"approval": "plan approve run-1 --step lost --digest", "outcome": "plan resolve run-1 lost done|again|abort --digest"}[kind]
+    command = {"approval": "plan approve run-1 lost --digest", "outcome": "plan resolve run-1 lost done|again|abort --digest"}[kind]
     hint = form_description(request, takes_codes=False).partition("\n\n")[0]
     assert "demands no authentication" in hint and f"`{command} " in hint and hint.endswith("--code CODE`.")
 
@@ -188,7 +188,7 @@ def test_a_long_text_is_cut_before_a_step_and_says_where_the_rest_is() -> None:
 
 def test_a_cut_text_of_a_step_names_the_command_that_shows_the_rest() -> None:
     text = form_description(request_of(step_id="部署", item=2, text="x\n" * MAX_TEXT_CHARACTERS))
-    assert re.search(r"Read all of it before you answer: `plan approve \S+ --step 部署 --item 3 --show`\.\n$", text)
+    assert re.search(r"Read all of it before you answer: `plan approve \S+ 部署 --item 3 --show`\.\n$", text)
 
 
 def test_a_cut_inside_a_code_block_closes_the_block() -> None:

@@ -183,7 +183,19 @@ def _annotation(member: Any) -> str:
 def _meaning(member: Any, fields: Mapping[str, FieldInfo]) -> str:
     if member.has_docstring:
         return " ".join(member.docstring.value.partition("\n\n")[0].split())
-    return (fields[member.name].description or "") if member.name in fields else ""
+    if member.name in fields:
+        return fields[member.name].description or ""
+    return _comment_of(member)
+
+
+def _comment_of(member: Any) -> str:
+    """Return the comment at the end of the line that declares a field, as a sentence."""
+    is_field = "instance-attribute" in member.labels and member.annotation is not None
+    if not (is_field or member.name.isupper()) or member.lineno is None:
+        return ""
+    line = Path(member.filepath).read_text(encoding="utf-8").splitlines()[member.lineno - 1]
+    comment = line.partition("  # ")[2].strip()
+    return f"{comment[0].upper()}{comment[1:].rstrip('.')}." if comment else ""
 
 
 def settings() -> str:

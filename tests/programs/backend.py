@@ -3,7 +3,7 @@
 import asyncio
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStore, tool
-from plan_adapter.errors import NotApprovedError
+from plan_adapter.errors import ContentChangedError
 from plan_adapter.plans import Input
 from plan_adapter.runs import aanswer_gate, acontinue_run, aget_run, alist_runs, aopen_gates, astart_run
 
@@ -23,7 +23,7 @@ def release_plan() -> ExecutionPlan:
 async def answer(gate_id: str, *, by: str, digest: str, store: PlanStore) -> PlanRun | None:
     try:
         return await aanswer_gate(gate_id, "approve", by=by, digest=digest, store=store)
-    except NotApprovedError as error:
+    except ContentChangedError as error:
         print("refused:", str(error).partition(":")[0])
         return None
 

@@ -218,7 +218,11 @@ def test_gates_are_listed_and_what_waits_at_them_is_not_called() -> None:
         step("second", value="${{ steps.decide.result.node }}"),
     )
     assert called == []
-    assert found.gates == (DryRunGate("plan", "approval"), DryRunGate("first", "approval"), DryRunGate("decide", "question"))
+    assert found.gates == (
+        DryRunGate("plan", "approval"),
+        DryRunGate("first", "approval", step_id="first"),
+        DryRunGate("decide", "question", step_id="decide"),
+    )
     assert [(call.name, call.why, call.parameters) for call in found.calls] == [
         ("first", "it waits for an approval first", {}),
         ("second", "its tool can write", {"value": "${{ steps.decide.result.node }}"}),
@@ -234,7 +238,7 @@ ASKS = (
 def test_an_answer_to_a_question_is_used() -> None:
     found = dry(*ASKS, answers={"decide": {"node": "b"}})
     assert called == ["look b"]
-    assert found.gates[-1] == DryRunGate("decide", "question", {"node": "b"})
+    assert found.gates[-1] == DryRunGate("decide", "question", {"node": "b"}, "decide")
 
 
 def test_every_wrong_answer_is_reported() -> None:

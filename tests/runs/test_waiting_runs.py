@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from plan_adapter import ExecutionPlan, PlanStore, Step, ToolRegistry, tool
-from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.errors import ContentChangedError, InvalidAnswerError, NotApprovedError, RunConflictError
 from plan_adapter.gates import ApprovalPolicy
 from plan_adapter.model.options import Question
 from plan_adapter.plans import Input, Rollback
@@ -90,13 +90,13 @@ async def test_a_run_waits_again_at_the_gate_of_a_step(store: PlanStore) -> None
 async def test_an_answer_about_other_content_is_refused_and_recorded(store: PlanStore) -> None:
     run = await astart_run(release(), tools=TOOLS, store=store, offline=True)
     (gate,) = await aopen_gates(run.id, store=store)
-    with pytest.raises(NotApprovedError):
+    with pytest.raises(ContentChangedError):
         await aanswer_gate(gate.id, "approve", by="bo", digest="0" * 12, store=store)
     with pytest.raises(TypeError, match="digest"):
         await aanswer_gate(gate.id, "approve", by="bo", store=store)
-    with pytest.raises(NotApprovedError, match="takes `approve`, `reject`, `request_changes`, not `done`"):
+    with pytest.raises(InvalidAnswerError, match="takes `approve`, `reject`, `request_changes`, not `done`"):
         await aanswer_gate(gate, "done", by="bo", store=store)
-    with pytest.raises(NotApprovedError, match="say in it what to change"):
+    with pytest.raises(InvalidAnswerError, match="say in it what to change"):
         await aanswer_gate(gate, "request_changes", by="bo", store=store)
     assert any("refused" in (entry.message or "") for entry in await store.audit(run.id))
     await aanswer_gate(gate, "approve", by="bo", store=store)
@@ -107,8 +107,9 @@ async def test_an_answer_about_other_content_is_refused_and_recorded(store: Plan
 async def test_only_approvers_answer_and_a_rejection_ends_the_run(store: PlanStore) -> None:
     run = await astart_run(release(approval=ApprovalPolicy(approvers=["ana"])), tools=TOOLS, store=store, offline=True)
     (gate,) = await aopen_gates(run.id, store=store)
-    with pytest.raises(NotApprovedError, match="bo"):
+    with pytest.raises(NotApprovedError, match="bo") as refused:
         await aanswer_gate(gate, "approve", by="bo", store=store)
+    assert type(refused.value) is NotApprovedError  # neither about other content, nor a wrong answer
     ended = await aanswer_gate(gate, "reject", by="ana", note="not on Friday", store=store)
     assert (ended.status, ended.reason, ended.rejection_note) == (PlanStatus.CANCELLED, RunReason.REJECTED, "not on Friday")
     assert await aopen_gates(run.id, store=store) == []
@@ -126,7 +127,7 @@ async def test_a_question_is_answered_with_its_values(store: PlanStore) -> None:
     (gate,) = await aopen_gates(run.id, store=store)
     assert (gate.kind, [*gate.fields]) == ("question", ["version"])
     assert "Runs after it without asking again, and cannot be undone: `go`." in gate.text
-    with pytest.raises(NotApprovedError, match="version"):
+    with pytest.raises(InvalidAnswerError, match="version"):
         await aanswer_gate(gate, "answer", by="bo", values={"version": "9"}, store=store)
     await aanswer_gate(gate, "answer", by="bo", values={"version": "8"}, store=store)
     assert (await acontinue_run(run.id, tools=TOOLS, store=store, offline=True)).status is PlanStatus.COMPLETED
@@ -172,7 +173,7 @@ def test_the_backend_of_the_guide_starts_a_run_and_answers_its_gate(backend: Tes
     (gate,) = backend.get("/gates").json()
     assert (gate["run"], "Approve" in gate["text"]) == (started["run"], True)
     wrong = backend.post(f"/gates/{gate['id']}", json={"decision": "approve", "digest": "0" * 64}, headers={"X-User": "bo"})
-    assert wrong.status_code == 403, wrong.json()
+    assert wrong.status_code == 409, wrong.json()
     backend.post(f"/gates/{gate['id']}", json={"decision": "approve", "digest": gate["digest"]}, headers={"X-User": "bo"})
     assert backend.get(f"/runs/{started['run']}").json() == {"run": started["run"], "status": "completed", "progress": "1 of 1 step done"}
     again = backend.post(f"/gates/{gate['id']}", json={"decision": "reject", "digest": gate["digest"]}, headers={"X-User": "ana"})

@@ -21,7 +21,7 @@ async def answer(
 ) -> int:
     """Answer the question of a step. At a terminal, without fields, you are asked for them.
 
-    A process that waits for the answer continues now; otherwise type `plan resume`. `plan reject RUN --step STEP` rejects the question.
+    A process that waits for the answer continues now; otherwise type `plan resume`. `plan reject RUN STEP` rejects the question.
 
     Args:
         run: The id of a run, its beginning or end, `last`, or the id of a flow run; `plan gates` lists what waits.

@@ -14,6 +14,7 @@ async def reject(
     digest: str | None = None,
     note: str = "",
     changes: bool = False,
+    yes: bool = False,
     sign: bool = False,
     code: str | None = None,
     by: str | None = None,
@@ -29,6 +30,7 @@ async def reject(
         digest: The approval digest of what you read, or at least its first 8 characters: nothing else is rejected.
         note: Why; it is recorded with the answer.
         changes: Ask for changes instead of ending the run; say which with `--note`.
+        yes: Reject without being asked.
         sign: Sign the answer with your SSH key.
         code: Your one-time code.
         by: Who is answering (with `--sign` or `--code`); default: your account.
@@ -36,4 +38,4 @@ async def reject(
         json: Print one JSON object.
     """
     options = AnswerOptions("request_changes" if changes else "reject", note=note, sign=sign, code=code, by=by)
-    return await answer_gate(gate_selector(run, step, item, digest), options, Settings(), api=api, as_json=json)
+    return await answer_gate(gate_selector(run, step, item, digest, yes=yes), options, Settings(), api=api, as_json=json)

@@ -1,0 +1,74 @@
+"""`Replay`: what would have gone differently if recorded runs had run another version of their plan."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from pydantic import JsonValue
+
+from plan_adapter.model.record import PlanRun
+
+DifferenceKind: TypeAlias = Literal[
+    "new_call", "gone_call", "other_values", "other_order", "new_gate", "gone_gate", "other_output", "other_end"
+]
+"""In what a run would differ: a call that it did not make, one that it would no longer make, a call with other parameters, a step that
+would no longer wait for another, a gate, an output, or how it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One way in which a run would have gone differently."""
+
+    kind: DifferenceKind
+    step_id: str | None  # None: the whole plan
+    subject: str  # what differs in the step: the name of a parameter, of another step, of the tool or of an output
+    writes: bool  # whether it is about a call that writes, or a gate that is lost
+    before: JsonValue = None  # what the run did
+    after: JsonValue = None  # what it would do; what is not known is the expression that gives it
+    repeats: str | None = None  # of a new call: the step that makes the same one
+    beside: str | None = None  # of a step that the plan no longer has: the one before it
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRun:
+    """A recorded run, and what would have gone differently."""
+
+    run: PlanRun  # as it was recorded
+    differences: tuple[Difference, ...]
+    effects: int  # how many attempts of writes the record of the replay holds: always 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFinding:
+    """One difference in all runs that have it, at the place in the plan's document that causes it."""
+
+    first: Difference  # that of the newest run that has it
+    runs: tuple[str, ...]  # their ids, newest first
+    at: str  # the path in the document: `steps[2].parameters.host`
+    line: int | None  # from 1; None: the plan comes from no document
+    column: int | None
+    file: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Recorded runs against another version of their plan."""
+
+    name: str  # the plan's name
+    runs: tuple[ReplayedRun, ...]  # newest first
+    left_out: Mapping[str, int]  # how many runs cannot be replayed, by why they ended
+    findings: tuple[ReplayFinding, ...]  # in the order of the document
+
+    @property
+    def same(self) -> int:
+        """How many runs would go as they went."""
+        return sum(not run.differences for run in self.runs)
+
+    @property
+    def effects(self) -> int:
+        """How many attempts of writes the records of the replays hold: always 0."""
+        return sum(run.effects for run in self.runs)
+
+    def failing(self, fail_on: Literal["any", "write"]) -> Sequence[ReplayFinding]:
+        """Return the findings that count as a failure: all, or those about writes and lost gates."""
+        return [finding for finding in self.findings if fail_on == "any" or finding.first.writes]

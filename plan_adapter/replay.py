@@ -1,0 +1,378 @@
+"""`replay_runs`: executes a plan again for recorded runs, with the answers that their calls got, and without any effect."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import TypeVar, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.execution.ports import StepCall
+from plan_adapter.loading import PlanSource, aplan_of
+from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Approval, Gate
+from plan_adapter.model.canonical import canonical_json
+from plan_adapter.model.dry_run import DryRun, DryRunCall
+from plan_adapter.model.errors import InvalidPlanError, RunNotFoundError
+from plan_adapter.model.options import CallKind
+from plan_adapter.model.plan import GOAL, ExecutionPlan, Step
+from plan_adapter.model.readable import redacted
+from plan_adapter.model.record import Attempt, PlanRun, Receipt
+from plan_adapter.model.replayed import Difference, Replay, ReplayedRun, ReplayFinding
+from plan_adapter.model.status import Outcome, RunReason, StepStatus
+from plan_adapter.model.values import has_unknown, join
+from plan_adapter.rehearsal import Rehearsal, rehearsals
+from plan_adapter.runs.run_session import opened_store
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry, Tools, as_registry
+from plan_adapter.twins import sync_twin
+from plan_adapter.validation import ValidatedPlan, validate
+
+_REPLAYED = (None, RunReason.STEP_FAILED, RunReason.REJECTED, RunReason.EXHAUSTED)
+"""Why a run may have ended to be replayed. Where time, a kill or a person outside the plan ended it,
+the record does not say what came next."""
+
+_ENDED = (StepStatus.COMPLETED, StepStatus.FAILED)
+
+_Call = TypeVar("_Call", Attempt, DryRunCall)
+
+
+async def areplay_runs(
+    plan: PlanSource, *, tools: Tools, runs: int = 40, since: timedelta | None = None, store: PlanStore | None = None
+) -> Replay:
+    """Run `plan` as its recorded runs ran, and return what would have gone differently. Nothing is called, and nothing is recorded.
+
+    The newest `runs` runs of plans of this name are taken, or those of them that are not older than `since`. A call of the same step with
+    the same parameters ends as it did then. Any other call is new: its tool's `simulate` is called, and without one its result is unknown.
+    Gates that a person rejected are rejected again, and questions get the answers that they got.
+
+    Raises RunNotFoundError if there is no run to replay, InvalidPlanError for a plan that is not valid, and StoreError.
+    """
+    settings = Settings()
+    async with opened_store(store, settings) as opened:
+        loaded = await aplan_of(plan, store=opened)
+        return await replay(loaded, as_registry(tools), opened, settings, runs=runs, since=since)
+
+
+replay_runs = sync_twin(areplay_runs)
+
+
+async def replay(
+    plan: ExecutionPlan, tools: ToolRegistry, store: PlanStore, settings: Settings, *, runs: int, since: timedelta | None = None
+) -> Replay:
+    """Replay recorded runs with `plan`, as `areplay_runs` does."""
+    known = validate(plan, tools)
+    found = await store.runs(runs, names=[known.plan.name])
+    if since is not None:
+        start = await store.now() - since
+        found = [run for run in found if run.created_at >= start]
+    if not found:
+        when = "" if since is None else " in this time"
+        raise RunNotFoundError(f"the store has no run of `{known.plan.name}`{when}", hint="`plan runs` lists the runs")
+    fitting = [run for run in found if run.has_ended and run.reason in _REPLAYED]
+    left_out = Counter((run.reason or run.status).value for run in found if run not in fitting)
+    policy, earlier, replayed = await store.policy.effective(settings), _EarlierVersions(store, tools), list[ReplayedRun]()
+    async with rehearsals(known, tools, policy=policy, settings=settings) as rehearsal:
+        for run in fitting:
+            recorded = await _read_record(run, store, known)
+            if run.reason is RunReason.REJECTED and recorded.refusal_of_plan:
+                left_out["rejected"] += 1
+                continue
+            before = await earlier.of(run.digest)
+            replayed.append(await _replay_run(recorded, before, rehearsal))
+    return Replay(known.plan.name, tuple(replayed), left_out, tuple(_findings(replayed, known)))
+
+
+class _EarlierVersions:
+    """The plans of recorded runs, each validated once."""
+
+    def __init__(self, store: PlanStore, tools: ToolRegistry) -> None:
+        self._known = dict[str, ValidatedPlan | None]()
+        self._store = store
+        self._tools = tools
+
+    async def of(self, digest: str) -> ValidatedPlan | None:
+        """Return the validated plan of this digest. None if it is no longer valid: a tool has gone or changed."""
+        if digest not in self._known:
+            try:
+                self._known[digest] = validate(await self._store.get(digest), self._tools)
+            except InvalidPlanError:
+                self._known[digest] = None
+        return self._known[digest]
+
+
+@dataclass(frozen=True)
+class _RecordedRun:
+    """A run as the store recorded it. Implements `rehearsal.Recorded`."""
+
+    run: PlanRun
+    plan: ExecutionPlan
+    attempts: Sequence[Attempt]
+    receipts: Mapping[str, Receipt]  # by attempt
+    gates: Sequence[Gate]
+    approvals: Sequence[Approval]
+    same_goals: frozenset[str]  # the goals that the run and its replay have in common
+
+    @cached_property
+    def _ends(self) -> dict[tuple[str, CallKind, str, bytes], Receipt]:
+        ends = dict[tuple[str, CallKind, str, bytes], Receipt]()
+        for attempt in self.attempts:
+            if (receipt := self.receipts.get(attempt.id)) is not None:
+                ends[attempt.step_id, attempt.kind, attempt.tool_name, _content(attempt.parameters)] = receipt
+        return ends
+
+    def end_of(self, call: StepCall, parameters: Mapping[str, JsonValue]) -> Receipt | None:
+        """Return how the same call ended: of the same step, with the same tool and parameters. A goal is one call."""
+        if call.tool_name == GOAL:
+            return self._end_of_goal(call)
+        if has_unknown(parameters):
+            return None
+        kind: CallKind = "step" if call.step_run.undoes is None else "rollback"
+        return self._ends.get((call.step.id, kind, call.tool_name, _content(parameters)))
+
+    def _end_of_goal(self, call: StepCall) -> Receipt | None:
+        if call.step.id not in self.same_goals:
+            return None
+        step = self.run.step(call.step.id)
+        if step.status not in (StepStatus.COMPLETED, StepStatus.FAILED):
+            return None
+        outcome = Outcome.SUCCEEDED if step.status is StepStatus.COMPLETED else Outcome.FAILED
+        result = step.result if call.item is None else cast("list[JsonValue]", step.result)[call.item]
+        ended = self.run.completed_at or self.run.updated_at
+        return Receipt("", self.run.id, step.id, call.item, 1, outcome, result, step.error, ended, 0)
+
+    def made_before(self, failed: Receipt) -> set[tuple[str, int | None]]:
+        """Return the step and item of each call that began before `failed`."""
+        return {(call.step_id, call.item) for call in self.attempts if call.kind == "step" and call.started_at < failed.ended_at}
+
+    def refusal_at(self, step_id: str, item: int | None) -> RunReason | None:
+        """Return why the call was not made after its gate. None if it was approved."""
+        place = (step_id, item)
+        answers = [given.decision for given in self.approvals if (given.step_id, given.item) == place]
+        if answers and answers[-1] == "reject":
+            return RunReason.REJECTED
+        is_expired = any(gate.end == "expired" and (gate.step_id, gate.item) == place for gate in self.gates)
+        is_made = any((call.step_id, call.item) == place for call in self.attempts)  # a question may have an answer by default
+        return RunReason.EXPIRED if is_expired and not is_made else None
+
+    @property
+    def refusal_of_plan(self) -> bool:
+        """Whether a person rejected the whole plan, so that nothing was called."""
+        return any(given.decision == "reject" and given.step_id is None for given in self.approvals)
+
+    @property
+    def calls(self) -> list[Attempt]:
+        """The last attempt of each call, without rollbacks, in the order of the first ones. What a goal called is a part of it."""
+        last = dict[tuple[str, int | None], Attempt]()
+        for attempt in self.attempts:
+            if attempt.kind == "step" and attempt.step_id not in self.same_goals:
+                last[attempt.step_id, attempt.item] = attempt
+        return [*last.values()]
+
+    @property
+    def gate_places(self) -> set[tuple[str | None, int | None]]:
+        """The step and item of each gate at which somebody or something answered or waited. None: the whole plan."""
+        asked = {(gate.step_id, gate.item) for gate in self.gates if gate.kind != "outcome"}
+        return asked | {(given.step_id, given.item) for given in self.approvals if given.known_by != "not_required"}
+
+    @property
+    def answers(self) -> dict[str, dict[str, JsonValue]]:
+        """The answers to questions, by step."""
+        given = {gate.step_id for gate in self.gates if gate.kind == "question"}
+        return {
+            step.id: cast("dict[str, JsonValue]", step.result)
+            for step in self.run.steps
+            if step.id in given and isinstance(step.result, dict)
+        }
+
+
+def _content(parameters: Mapping[str, JsonValue]) -> bytes:
+    return canonical_json(redacted(dict(parameters)))
+
+
+async def _read_record(listed: PlanRun, store: PlanStore, now: ValidatedPlan) -> _RecordedRun:
+    run = await store.run(listed.id)
+    plan = await store.get(run.digest)
+    ends = {receipt.attempt_id: receipt for receipt in await store.receipts(run.id)}
+    before = {step.id: step for step in plan.all_steps if step.goal is not None}
+    same = frozenset(step_id for step_id, step in before.items() if step_id in now.steps and _is_same_goal(step, now.steps[step_id]))
+    gates, approvals = await store.gates.find(run_id=run.id, open_only=False), await store.approvals(run.id)
+    return _RecordedRun(run, plan, await store.attempts(run.id), ends, gates, approvals, same)
+
+
+def _is_same_goal(before: Step, now: Step) -> bool:
+    return before.model_dump(exclude={"depends_on", "description"}) == now.model_dump(exclude={"depends_on", "description"})
+
+
+async def _replay_run(recorded: _RecordedRun, before: ValidatedPlan | None, rehearsal: Rehearsal) -> ReplayedRun:
+    found = await rehearsal.run(_inputs_of(recorded.run, rehearsal.known.plan), answers=recorded.answers, recorded=recorded)
+    differences = [
+        *_compare_calls(recorded, found, recorded.plan, rehearsal.known),
+        *_compare_gates(recorded, found, rehearsal.known),
+        *_compare_ends(recorded.run, found),
+    ]
+    if before is not None:
+        called = {call.step_id for call in recorded.calls} & {call.step_id for call in found.calls}
+        differences += _compare_order(before, rehearsal.known, called)
+    return ReplayedRun(recorded.run, tuple(differences), found.effects)
+
+
+def _inputs_of(run: PlanRun, plan: ExecutionPlan) -> dict[str, JsonValue]:
+    """Return the inputs of the run that the plan still has."""
+    return {name: value for name, value in run.inputs.items() if name in plan.inputs}
+
+
+def _compare_calls(recorded: _RecordedRun, found: DryRun, before: ExecutionPlan, now: ValidatedPlan) -> Iterator[Difference]:
+    """Yield the calls that are made newly, no longer, or with other parameters. Calls of a step are compared as sets, then by item."""
+    made = [call for call in found.calls if call.kind == "step" and call.step_id not in recorded.same_goals]
+    for step_id in dict.fromkeys([*(call.step_id for call in recorded.calls), *(call.step_id for call in made)]):
+        old = [call for call in recorded.calls if call.step_id == step_id]
+        new = [call for call in made if call.step_id == step_id]
+        same = Counter(map(_identity, old)) & Counter(map(_identity, new))
+        old, new = _without(old, same), _without(new, same)
+        for call in [*old]:
+            partner = next((other for other in new if (other.item, other.tool_name) == (call.item, call.tool_name)), None)
+            if partner is not None:
+                old.remove(call)
+                new.remove(partner)
+                yield from _compare_values(call, partner)
+        for call in old:
+            beside = _step_before(step_id, before, now)
+            yield Difference("gone_call", step_id, call.tool_name, call.effect != "read", before=_shown(call), beside=beside)
+        for call in new:
+            yield Difference("new_call", step_id, call.tool_name, call.effect != "read", after=_shown(call), repeats=_twin_of(call, made))
+
+
+def _step_before(step_id: str, before: ExecutionPlan, now: ValidatedPlan) -> str | None:
+    """Return the step before `step_id` in the earlier plan that the plan still has. None if it has `step_id` itself, or none before it."""
+    if step_id in now.steps:
+        return None
+    names = [step.id for step in before.all_steps]
+    return next((name for name in reversed(names[: names.index(step_id)]) if name in now.steps), None)
+
+
+def _identity(call: Attempt | DryRunCall) -> tuple[str, bytes]:
+    return call.tool_name, _content(call.parameters)
+
+
+def _without(calls: Sequence[_Call], same: Counter[tuple[str, bytes]]) -> list[_Call]:
+    """Return the calls without as many of each as `same` says."""
+    left, kept = Counter(same), list[_Call]()
+    for call in calls:
+        if left[_identity(call)]:
+            left[_identity(call)] -= 1
+        else:
+            kept.append(call)
+    return kept
+
+
+def _shown(call: Attempt | DryRunCall) -> JsonValue:
+    return redacted(call.parameters)
+
+
+def _twin_of(call: DryRunCall, made: Sequence[DryRunCall]) -> str | None:
+    """Return another step that makes the same call, if there is one."""
+    return next((other.step_id for other in made if other.step_id != call.step_id and _identity(other) == _identity(call)), None)
+
+
+def _compare_values(before: Attempt, after: DryRunCall) -> Iterator[Difference]:
+    old, new = cast("dict[str, JsonValue]", _shown(before)), cast("dict[str, JsonValue]", _shown(after))
+    for name in dict.fromkeys([*old, *new]):
+        if old.get(name) != new.get(name):
+            writes = "read" not in (before.effect, after.effect)
+            yield Difference("other_values", after.step_id, name, writes, before=old.get(name), after=new.get(name))
+
+
+def _compare_gates(recorded: _RecordedRun, found: DryRun, now: ValidatedPlan) -> Iterator[Difference]:
+    """Yield the gates that open newly or no longer, once for each step. The gate of a call that is not made is a part of the call."""
+    old, new = {step for step, _ in recorded.gate_places}, {gate.step_id for gate in found.gates}
+    ran = {step.id for step in recorded.run.steps if step.status in _ENDED}
+    would_run = {step.id for step in found.run.steps if step.status in _ENDED}
+    for step_id in sorted(new - old, key=str):
+        if step_id is None or step_id in ran:
+            yield Difference("new_gate", step_id, "", writes=False)
+    for step_id in sorted(old - new, key=str):
+        if step_id is None or step_id in would_run:
+            writes = step_id is None or bool(now.steps[step_id].inner) or now.effect_of(step_id) != "read"
+            yield Difference("gone_gate", step_id, "", writes)
+
+
+def _compare_ends(run: PlanRun, found: DryRun) -> Iterator[Difference]:
+    if run.status is not found.run.status:
+        yield Difference("other_end", None, "", writes=False, before=run.status.value, after=found.run.status.value)
+        return
+    for name in dict.fromkeys([*run.outputs, *found.run.outputs]):
+        before, after = redacted(run.outputs.get(name)), redacted(found.run.outputs.get(name))
+        if before != after:
+            yield Difference("other_output", None, name, writes=False, before=before, after=after)
+
+
+def _compare_order(before: ValidatedPlan, now: ValidatedPlan, called: set[str]) -> Iterator[Difference]:
+    """Yield the steps that would no longer wait for a step that they directly waited for, of those that both call."""
+    old, new = _Order(before), _Order(now)
+    for step_id in called:
+        for earlier in sorted(old.directly_before(step_id, called)):
+            if not new.is_before(earlier, step_id):
+                after = "before" if new.is_before(step_id, earlier) else "at once"
+                writes = now.effect_of(step_id) != "read"
+                yield Difference("other_order", step_id, earlier, writes, before="after", after=after)
+
+
+class _Order:
+    """Which steps of a plan come before which."""
+
+    def __init__(self, plan: ValidatedPlan) -> None:
+        self._plan = plan
+        self._is_sequence = plan.plan.options.parallel_limit == 1
+        order = [*plan.order, *plan.finally_order]
+        self._places = {step_id: place for place, step_id in enumerate(order)}
+        self._all = dict[str, frozenset[str]]()  # what each step waits for, directly or not
+        for step_id in order:
+            direct = plan.dependencies.get(step_id, ())
+            self._all[step_id] = frozenset(direct).union(*(self._all.get(name, frozenset()) for name in direct))
+
+    def is_before(self, first: str, second: str) -> bool:
+        """Return whether `second` starts only after `first` has ended."""
+        if self._is_sequence:
+            return self._places.get(first, -1) < self._places.get(second, -1)
+        return first in self._all.get(second, ()) or self._is_in_finally(first, second)
+
+    def _is_in_finally(self, first: str, second: str) -> bool:
+        return second in self._plan.finally_order and first in self._plan.order
+
+    def directly_before(self, step_id: str, called: set[str]) -> set[str]:
+        """Return the steps in `called` after which `step_id` comes next."""
+        before = {other for other in called if other != step_id and self.is_before(other, step_id)}
+        return {other for other in before if not any(self.is_before(other, between) for between in before)}
+
+
+def _findings(replayed: Sequence[ReplayedRun], plan: ValidatedPlan) -> list[ReplayFinding]:
+    """Return each difference once, with the runs that have it, in the order of the document."""
+    found = dict[tuple[object, ...], tuple[Difference, dict[str, None]]]()
+    for run in replayed:
+        for difference in run.differences:
+            key = (difference.kind, difference.step_id, difference.subject, difference.repeats)
+            found.setdefault(key, (difference, {}))[1][run.run.id] = None
+    document = plan.plan
+    places = {step.id: at for at, step in document.places.items()}
+    findings = list[ReplayFinding]()
+    for difference, runs in found.values():
+        at = _place_of(difference, document, places)
+        line, column = (None, None) if (marks := document._marks) is None else marks.find(at)  # pyright: ignore[reportPrivateUsage]
+        file = document._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+        findings.append(ReplayFinding(difference, tuple(runs), at, line, column, file))
+    return sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
+
+
+def _place_of(difference: Difference, plan: ExecutionPlan, places: Mapping[str, str]) -> str:
+    """Return the path in the document of what causes a difference. Of a call that is gone, it is the place of its step or the steps."""
+    if difference.kind == "other_output":
+        return join("outputs", difference.subject) if difference.subject in plan.outputs else "outputs"
+    if difference.step_id is None:
+        return "options" if difference.kind in ("new_gate", "gone_gate") else ""
+    at = places.get(difference.beside or difference.step_id)
+    if at is None:
+        return "steps"
+    return join(f"{at}.parameters", difference.subject) if difference.kind == "other_values" else at

@@ -1,0 +1,306 @@
+"""Tests of replays: recorded runs against another version of their plan."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+
+from plan_adapter import run_plan, tool
+from plan_adapter.errors import RunFailedError, RunNotFoundError
+from plan_adapter.gates import PolicyApprover, Rule
+from plan_adapter.replay import replay
+from plan_adapter.runs import Replay, replay_runs
+from plan_adapter.store import load_plan
+from plan_adapter.testing import load_cases
+from plan_adapter.testing.running import CaseRunner
+from plan_adapter.text.replay_text import difference_text
+from plan_adapter.tools.registry import ToolRegistry
+from tests.cli.conftest import Plan, home, plan
+from tests.cli.scenes import ran
+
+__all__ = ["home", "plan"]
+
+RUNBOOKS = Path(__file__).parents[2] / "deployments/runbooks"
+NAMES = sorted(file.name.removesuffix(".test.yaml") for file in RUNBOOKS.glob("*.test.yaml"))
+TOOLS = ToolRegistry.from_settings(())
+
+
+@dataclass
+class Records:
+    """A store with a run of every case of every runbook."""
+
+    runner: CaseRunner
+
+    def replay(self, document: Path) -> Replay:
+        """Return the replay of all runs of the plan in `document`."""
+        store, settings = self.runner._store, self.runner._settings
+        loop = self.runner._loop.get_loop()
+        return loop.run_until_complete(replay(load_plan(document), TOOLS, store, settings, runs=1000))
+
+
+@pytest.fixture(scope="module")
+def records() -> Iterator[Records]:
+    with CaseRunner() as runner:
+        for name in NAMES:
+            for case in load_cases(RUNBOOKS / f"{name}.test.yaml"):
+                runner.run(case)
+        yield Records(runner)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_plan_would_go_as_it_went(name: str, records: Records) -> None:
+    found = records.replay(RUNBOOKS / f"{name}.yaml")
+    assert [(run.run.status.value, *map(difference_text, run.differences)) for run in found.runs if run.differences] == []
+    assert (found.same, found.effects, found.findings) == (len(found.runs), 0, ())
+    assert found.runs
+
+
+class Mistake(NamedTuple):
+    """A mistake in an edit of a runbook: what is replaced, a text on the line that causes the difference, and how it is shown."""
+
+    runbook: str
+    edits: dict[str, str]
+    place: str
+    shown: str
+
+
+DRAINED = '/nodes/${{ item }}", body: {state: drained}}'
+DRAIN_AGAIN = f"""
+      - id: drain_again
+        tool_name: http_send
+        description: Take the node out of the pool
+        effect: idempotent_write
+        parameters: {{method: PUT, url: "${{{{ inputs.balancer }}}}{DRAINED}
+        depends_on: [idle]
+"""
+UNDRAIN = """      - id: undrain
+        tool_name: http_send
+        description: Put the node back into the pool
+        effect: idempotent_write
+        parameters: {method: PUT, url: "${{ inputs.balancer }}/nodes/${{ item }}", body: {state: ready}}
+        depends_on: [healthy]
+        # A node that was restarted leaves the pool again before it is restored.
+        rollback: {tool_name: http_send, parameters: {method: PUT, url: "${{ inputs.balancer }}/nodes/${{ item }}", body: {state: drained}}}
+"""
+MIGRATE = "--single-transaction, --file=-]\n      env:\n        PGHOST: "
+TWO_TRANSFORMS = "depends_on: [transform_users, transform_orders]"
+GATE = "    requires_approval: true\n"
+
+MISTAKES = [
+    Mistake("rolling-restart", {DRAINED: DRAINED.replace("nodes", "node")}, "/node/$", "drain: another url: http://lb:9000/nodes/"),
+    Mistake(
+        "rolling-restart",
+        {"\n      - id: restart\n": DRAIN_AGAIN + "      - id: restart\n"},
+        "id: drain_again",
+        "drain_again: calls http_send once more",
+    ),
+    Mistake("rolling-restart", {"    requires_approval: each #": "    #"}, "id: nodes", "nodes: no longer waits for an approval"),
+    Mistake(
+        "rolling-restart",
+        {'{argv: "${{ inputs.restart }}", env: {NODE: "${{ item }}"': '{argv: "${{ inputs.restart }}", env: {NODE: "web-1"'},
+        "web-1",
+        "restart: another env: ",
+    ),
+    Mistake("rolling-restart", {UNDRAIN: ""}, "id: healthy", "undrain: no longer calls http_send"),
+    Mistake("schema-migration", {GATE: ""}, "id: migrate", "migrate: no longer waits for an approval"),
+    Mistake("schema-migration", {MIGRATE + "${{ inputs.host }}": MIGRATE + "db-2"}, "env:\n        PGHOST: db-2", "migrate: another env: "),
+    Mistake("schema-migration", {"read_migrate.result": "read_revert.result"}, "stdin: ${{ steps.read_revert", "migrate: another stdin: "),
+    Mistake(
+        "schema-migration",
+        {"[dump]": "[read_migrate]", "[read_migrate, read_revert, read_check]": "[check]"},
+        "id: migrate",
+        "migrate: comes before dump",
+    ),
+    Mistake("postgres-backup", {"        - --exit-on-error\n": ""}, "argv:\n        - pg_restore", "restore: another argv: "),
+    Mistake(
+        "postgres-backup",
+        {'[dropdb, --if-exists, "restore_check_': '[dropdb, --if-exists, "restore_'},
+        "argv: [dropdb",
+        "drop_scratch: another argv: ",
+    ),
+    Mistake("postgres-backup", {"file: ${{ steps.keep": "file: ${{ steps.dump"}, "file: ${{ steps.dump", "output file: "),
+    Mistake("release-package", {GATE: ""}, "id: publish", "publish: no longer waits for an approval"),
+    Mistake("user-offboarding", {GATE: ""}, "id: transfer", "transfer: no longer waits for an approval"),
+    Mistake(
+        "user-offboarding", {'heir: "${{ steps.heir': 'heir: "${{ steps.leaver'}, "parameters: {heir", "transfer: another parameters: "
+    ),
+    Mistake("tls-rotation", {'DAYS: "${{ inputs.days }}"': 'DAYS: "9"'}, 'DAYS: "9"', "make: another env: "),
+    Mistake(
+        "incident-response", {"result.action == '重启' }}": "result.action != '重启' }}"}, "id: restart", "restart: calls run_command newly"
+    ),
+    Mistake(
+        "ci-pipeline", {"depends_on: [build, lint, test]": "depends_on: [build, lint]"}, "id: deploy", "deploy: no longer waits for test"
+    ),
+    Mistake("ci-pipeline", {"  - id: build\n": "  - id: build\n" + GATE}, "id: build", "build: waits for an approval"),
+    Mistake(
+        "data-pipeline",
+        {TWO_TRANSFORMS: "depends_on: [transform_users]"},
+        "id: load_data",
+        "load_data: no longer waits for transform_orders",
+    ),
+    Mistake("data-pipeline", {"[load_data]": "[extract_data]"}, "id: validate_data", "validate_data: no longer waits for load_data"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[f"{mistake.runbook}-{number}" for number, mistake in enumerate(MISTAKES)])
+def test_a_mistake_in_an_edit_is_shown_on_its_line(mistake: Mistake, records: Records, tmp_path: Path) -> None:
+    text = (RUNBOOKS / f"{mistake.runbook}.yaml").read_text(encoding="utf-8")
+    for old, new in mistake.edits.items():
+        assert old in text
+        text = text.replace(old, new, 1)
+    document = tmp_path / f"{mistake.runbook}.yaml"
+    document.write_text(text, encoding="utf-8")
+    found = records.replay(document)
+    line = text[: text.index(mistake.place) + len(mistake.place)].count("\n") + 1 - mistake.place.count("\n")
+    lines = {difference_text(finding.first): finding.line for finding in found.findings}
+    assert [at for shown, at in lines.items() if shown.startswith(mistake.shown)] == [line], lines
+    assert (found.effects, found.same < len(found.runs)) == (0, True)
+
+
+RESTART = """name: restart
+description: Restart the nodes
+inputs:
+  nodes: {type: array, default: [web-1, web-2]}
+steps:
+  - id: backup
+    write_file: {path: backup.txt, content: all}
+  - id: drain
+    for_each: "${{ inputs.nodes }}"
+    needs: backup
+    write_file: {path: "drain-${{ item }}.txt", content: "${{ item }}"}
+  - id: restart
+    needs: drain
+    requires_approval: true
+    write_file: {path: restart.txt, content: "${{ string(size(steps.drain.result)) }}"}
+outputs: {nodes: "${{ size(steps.drain.result) }}"}
+"""
+WRONG = RESTART.replace("drain-${{", "drained-${{").replace("    requires_approval: true\n", "")
+
+
+@pytest.fixture
+def recorded(plan: Plan) -> Plan:
+    """Three runs of a plan, and an edit of it with two mistakes."""
+    Path("restart.yaml").write_text(RESTART, encoding="utf-8")
+    Path("edited.yaml").write_text(WRONG, encoding="utf-8")
+    for nodes in (["web-1"], ["web-1", "web-2"], ["web-3"]):
+        ran(plan, 0, "run", "restart.yaml", "--offline", "--yes", "--input", f"nodes={json.dumps(nodes)}")
+    return plan
+
+
+def test_the_command_shows_what_differs_in_how_many_runs(recorded: Plan) -> None:
+    same = ran(recorded, 0, "replay", "restart.yaml", "--fail-on", "any")
+    assert same.out.splitlines() == ["3 of 3 runs would go as they went", "effects: 0"]
+    shown = ran(recorded, 1, "replay", "edited.yaml", "--fail-on", "write")
+    assert [re.sub(" {2,}", " | ", line) for line in shown.out.splitlines()] == [
+        "PLACE | RUNS | WHAT WOULD GO DIFFERENTLY",
+        "edited.yaml:11 | 3 of 3 | drain: another path: drain-web-3.txt -> drained-web-3.txt",
+        "edited.yaml:12 | 3 of 3 | restart: no longer waits for an approval",
+        "",
+        "0 of 3 runs would go as they went",
+        "effects: 0",
+    ]
+    assert not [*Path().glob("drained-*")]
+    assert ran(recorded, 0, "replay", "edited.yaml", "--runs", "1").out.splitlines()[-2] == "0 of 1 run would go as they went"
+
+
+def test_other_programs_can_read_it(recorded: Plan) -> None:
+    *runs, found = [json.loads(line) for line in ran(recorded, 0, "replay", "edited.yaml", "--json").out.splitlines()]
+    assert [(run["type"], [difference["kind"] for difference in run["differences"]]) for run in runs] == [
+        ("replayed_run", ["other_values", "gone_gate"]),
+        ("replayed_run", ["other_values", "other_values", "gone_gate"]),
+        ("replayed_run", ["other_values", "gone_gate"]),
+    ]
+    assert (found["type"], found["runs"], found["same"], found["effects"]) == ("replay", 3, 0, 0)
+    assert [(finding["at"], finding["line"], len(finding["runs"])) for finding in found["findings"]] == [
+        ("steps[1].parameters.path", 11, 3),
+        ("steps[2]", 12, 3),
+    ]
+    assert ran(recorded, 0, "replay", "edited.yaml", "--format", "github").out.splitlines() == [
+        "::error file=edited.yaml,line=11,col=18,title=plan replay::drain: another path: drain-web-3.txt -> drained-web-3.txt (3 of 3)",
+        "::error file=edited.yaml,line=12,col=5,title=plan replay::restart: no longer waits for an approval (3 of 3)",
+    ]
+    sarif = json.loads(ran(recorded, 0, "replay", "edited.yaml", "--format", "sarif").out)
+    assert [result["locations"][0]["physicalLocation"]["region"]["startLine"] for result in sarif["runs"][0]["results"]] == [11, 12]
+    junit = ElementTree.fromstring(ran(recorded, 0, "replay", "edited.yaml", "--format", "junit").out)
+    assert (junit.get("tests"), junit.get("failures"), len(junit.findall("testcase/failure"))) == ("3", "3", 3)
+
+
+def test_nothing_is_called_or_recorded(recorded: Plan, home: Path) -> None:
+    def contents() -> dict[str, bytes]:
+        return {str(file): file.read_bytes() for file in Path().rglob("*") if file.is_file()}
+
+    before, runs = contents(), ran(recorded, 0, "runs", "--json").out
+    ran(recorded, 0, "replay", "edited.yaml")
+    assert ran(recorded, 0, "runs", "--json").out == runs
+    assert contents() == before
+
+
+def test_without_runs_there_is_one_clear_error(plan: Plan) -> None:
+    Path("restart.yaml").write_text(RESTART, encoding="utf-8")
+    assert "the store has no run of `restart`; `plan runs` lists the runs" in ran(plan, 2, "replay", "restart.yaml").err
+    ran(plan, 0, "run", "restart.yaml", "--offline", "--yes")
+    assert "write a number and s, m, h, d or w" in ran(plan, 2, "replay", "restart.yaml", "--since", "soon").err
+    assert "`--runs 0`: replay at least one run" in ran(plan, 2, "replay", "restart.yaml", "--runs", "0").err
+    assert ran(plan, 0, "replay", "restart.yaml", "--since", "1d").out.splitlines()[0] == "1 of 1 run would go as they went"
+    with pytest.raises(RunNotFoundError, match="no run of `restart` in this time"):
+        replay_runs(RESTART, tools=TOOLS, since=timedelta(0))
+
+
+@tool(effect="read")
+def load(node: str) -> dict[str, int]:
+    """Return the load of a node, or fail."""
+    if node == "web-9":
+        raise ValueError("no such node")
+    return {"load": len(node)}
+
+
+@tool
+def move(node: str, load: int) -> None:
+    """Move the load elsewhere."""
+
+
+def document(**changes: Any) -> str:
+    steps = [
+        {"id": "look", "tool_name": "load", "parameters": {"node": "${{ inputs.node }}"}, "max_retries": 1},
+        {"id": "move", "tool_name": "move", "parameters": {"node": "${{ inputs.node }}", "load": "${{ steps.look.result.load }}"}},
+        {"id": "tell", "tool_name": "move", "parameters": {"node": "${{ inputs.node }}", "load": 0}, **changes.pop("tell", {})},
+    ]
+    inputs = {"node": {"type": "string"}}
+    return json.dumps({"name": "moves", "description": "Moves", "inputs": inputs, "steps": steps, **changes})
+
+
+def test_failures_end_as_they_did_and_new_calls_are_unknown(plan: Plan) -> None:
+    tools, approver = [load, move], PolicyApprover([Rule()])
+    runs = {node: run_plan(document(), tools=tools, inputs={"node": node}, offline=True, approver=approver) for node in ("web-1", "web-9")}
+
+    def replayed(plan: str) -> dict[str, list[str]]:
+        found = replay_runs(plan, tools=tools)
+        names = {run.id: node for node, run in runs.items()}
+        return {names[run.run.id]: [difference_text(one) for one in run.differences] for run in found.runs}
+
+    assert replayed(document()) == {"web-9": [], "web-1": []}
+    renamed = replayed(document(tell={"id": "say"}))
+    assert renamed == {
+        node: [f"tell: no longer calls move: node={node}, load=0", f"say: calls move newly: node={node}, load=0"]
+        for node in ("web-9", "web-1")
+    }
+    other = document(inputs={"node": {"type": "string"}, "extra": {"type": "string", "default": "x"}}, tell={"when": "${{ false }}"})
+    assert replayed(other) == {
+        "web-9": ["tell: no longer calls move: node=web-9, load=0", "ends as failed, not as partial"],
+        "web-1": ["tell: no longer calls move: node=web-1, load=0"],
+    }
+
+
+def test_a_run_whose_plan_was_rejected_is_left_out(plan: Plan) -> None:
+    with pytest.raises(RunFailedError):
+        run_plan(
+            document(), tools=[load, move], inputs={"node": "a"}, offline=True, approver=PolicyApprover([Rule("reject")])
+        ).raise_for_status()
+    found = replay_runs(document(), tools=[load, move])
+    assert (found.runs, found.left_out) == ((), {"rejected": 1})

@@ -42,7 +42,7 @@ _Call = TypeVar("_Call", Attempt, DryRunCall)
 async def areplay_runs(
     plan: PlanSource, *, tools: Tools, runs: int = 40, since: timedelta | None = None, store: PlanStore | None = None
 ) -> Replay:
-    """Run `plan` as its recorded runs ran, and return what would have gone differently. Nothing is called, and nothing is recorded.
+    """Run `plan` as its recorded runs ran, and return what would have gone differently. No tool is called, and nothing is recorded.
 
     The newest `runs` runs of plans of this name are taken, or those of them that are not older than `since`. A call of the same step with
     the same parameters ends as it did then. Any other call is new: its tool's `simulate` is called, and without one its result is unknown.
@@ -207,7 +207,11 @@ def _is_same_goal(before: Step, now: Step) -> bool:
 
 
 async def _replay_run(recorded: _RecordedRun, before: ValidatedPlan | None, rehearsal: Rehearsal) -> ReplayedRun:
-    found = await rehearsal.run(_inputs_of(recorded.run, rehearsal.known.plan), answers=recorded.answers, recorded=recorded)
+    try:
+        found = await rehearsal.run(_inputs_of(recorded.run, rehearsal.known.plan), answers=recorded.answers, recorded=recorded)
+    except InvalidPlanError as error:  # of its inputs
+        first = error.problems[0]
+        return ReplayedRun(recorded.run, (Difference("no_start", None, first.at, writes=False, after=first.message),), 0)
     differences = [
         *_compare_calls(recorded, found, recorded.plan, rehearsal.known),
         *_compare_gates(recorded, found, rehearsal.known),
@@ -216,7 +220,7 @@ async def _replay_run(recorded: _RecordedRun, before: ValidatedPlan | None, rehe
     if before is not None:
         called = {call.step_id for call in recorded.calls} & {call.step_id for call in found.calls}
         differences += _compare_order(before, rehearsal.known, called)
-    return ReplayedRun(recorded.run, tuple(differences), found.effects)
+    return ReplayedRun(recorded.run, tuple(differences), found.effects, has_order=before is not None)
 
 
 def _inputs_of(run: PlanRun, plan: ExecutionPlan) -> dict[str, JsonValue]:
@@ -370,6 +374,8 @@ def _place_of(difference: Difference, plan: ExecutionPlan, places: Mapping[str, 
     """Return the path in the document of what causes a difference. Of a call that is gone, it is the place of its step or the steps."""
     if difference.kind == "other_output":
         return join("outputs", difference.subject) if difference.subject in plan.outputs else "outputs"
+    if difference.kind == "no_start":
+        return difference.subject
     if difference.step_id is None:
         return "options" if difference.kind in ("new_gate", "gone_gate") else ""
     at = places.get(difference.beside or difference.step_id)

@@ -9,10 +9,10 @@ from pydantic import JsonValue
 from plan_adapter.model.record import PlanRun
 
 DifferenceKind: TypeAlias = Literal[
-    "new_call", "gone_call", "other_values", "other_order", "new_gate", "gone_gate", "other_output", "other_end"
+    "new_call", "gone_call", "other_values", "other_order", "new_gate", "gone_gate", "other_output", "other_end", "no_start"
 ]
 """In what a run would differ: a call that it did not make, one that it would no longer make, a call with other parameters, a step that
-would no longer wait for another, a gate, an output, or how it ends."""
+would no longer wait for another, a gate, an output, how it ends, or that its inputs do not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class ReplayedRun:
     run: PlanRun  # as it was recorded
     differences: tuple[Difference, ...]
     effects: int  # how many attempts of writes the record of the replay holds: always 0
+    has_order: bool = True  # whether the order of its steps was compared: not if its plan is no longer valid, because a tool is gone
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ RULES: Mapping[DifferenceKind, str] = {
     "gone_gate": "A gate that no longer opens.",
     "other_output": "Another output.",
     "other_end": "Another end of the run.",
+    "no_start": "Inputs of the run that do not fit any more.",
 }
 """The kinds of differences, as SARIF lists them."""
 
@@ -79,6 +80,8 @@ def difference_text(found: Difference) -> str:
             return tr("{step}: no longer waits for an approval", step=step or tr("the plan"))
         case "other_output":
             return tr("output {name}: {before} -> {after}", name=subject, before=_value(found.before), after=_value(found.after))
+        case "no_start":
+            return tr("does not start: {problem}", problem=found.after)
         case "other_end":
             return tr("ends as {after}, not as {before}", after=found.after, before=found.before)
 
@@ -99,6 +102,11 @@ def replay_lines(found: Replay) -> list[str]:
     if found.left_out:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.left_out.items()))
         lines.append(tr("left out, because the record does not say what came next: {reasons}", reasons=reasons))
+    if unknown := sum(not run.has_order for run in found.runs):
+        runs = counted(unknown, "run")
+        lines.append(
+            tr("the order of steps was not compared in {runs}: the plan of that time uses a tool that is gone or has changed", runs=runs)
+        )
     return [*lines, tr("effects: {count}", count=found.effects)]
 
 

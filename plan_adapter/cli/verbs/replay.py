@@ -20,7 +20,7 @@ async def replay(
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
-    """Show what recorded runs would have done with this version of their plan. Nothing is called.
+    """Show what recorded runs would have done with this version of their plan. No tool is called.
 
     A call of the same step with the same parameters ends as it did in the run. Any other call is simulated, or its result is unknown.
 

@@ -221,6 +221,15 @@ def test_the_preview_of_a_resume_shows_what_happens_to_each_item(plan: Plan) -> 
     ]
 
 
+def test_the_preview_of_a_resume_keeps_the_items_of_a_group_that_have_completed(plan: Plan) -> None:
+    fails = [sys.executable, "-c", "import sys; sys.exit(sys.argv[1] == 'web-2')", "${{ item }}"]
+    steps = [step("made", "greet", parameters={"who": "${{ item }}"}), step("checked", "run_command", parameters={"argv": fails})]
+    group = {"id": "nodes", "for_each": "${{ ['web-1', 'web-2', 'web-3'] }}", "steps": steps, "on_error": "continue"}
+    result = plan("run", document(group), "--offline", *TOOLS, "--json")
+    shown = plan("preview", "--resume", result.run["id"], *TOOLS).out.splitlines()
+    assert [line for line in shown if line.startswith("nodes: ")] == ["nodes: items kept: web-1", "nodes: items that run: web-2, web-3"]
+
+
 def test_the_preview_of_a_resume_shows_the_items_that_are_rolled_back(plan: Plan) -> None:
     fails = [sys.executable, "-c", "import sys; sys.exit(sys.argv[1] == 'web-2')", "${{ item }}"]
     made = step("made", "greet", parameters={"who": "${{ item }}"}, rollback={"tool_name": "greet", "parameters": {"who": "nobody"}})

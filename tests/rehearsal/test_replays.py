@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from plan_adapter import PlanStore, run_plan, tool
 from plan_adapter.errors import RunFailedError, RunNotFoundError
@@ -152,7 +153,16 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=[f"{mistake.runbook}-{number}" for number, mistake in enumerate(MISTAKES)])
+def as_parameters(mistakes: Sequence[Mistake]) -> Iterator[ParameterSet]:
+    """Yield the mistakes. All but the first in each runbook are thorough."""
+    seen = set[str]()
+    for number, mistake in enumerate(mistakes):
+        marks = [pytest.mark.thorough] if mistake.runbook in seen else []
+        seen.add(mistake.runbook)
+        yield pytest.param(mistake, id=f"{mistake.runbook}-{number}", marks=marks)
+
+
+@pytest.mark.parametrize("mistake", as_parameters(MISTAKES))
 def test_a_mistake_in_an_edit_is_shown_on_its_line(mistake: Mistake, records: Records, tmp_path: Path) -> None:
     text = (RUNBOOKS / f"{mistake.runbook}.yaml").read_text(encoding="utf-8")
     for old, new in mistake.edits.items():

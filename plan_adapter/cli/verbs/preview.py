@@ -18,6 +18,7 @@ from plan_adapter.gates.approval import requires_approval
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.readable import item_number, listed
+from plan_adapter.model.status import StepStatus
 from plan_adapter.runs.folders import refuse_elsewhere
 from plan_adapter.text.commands import MAX_NAMES, unit_names
 from plan_adapter.text.preview import Preview, preview_plan, preview_text
@@ -168,12 +169,15 @@ def _item_fates(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "R
     known = [item for name, item in history.attempts if name == step_id and item is not None]
     labels |= {item: history.labels.get((step_id, item)) or labels.get(item) for item in known}
     group = plan.find_step(plan.step(step_id).group or step_id)
+    ended = run.step(step_id).items  # of a group
     undone = rolled_back_items(group, plan, history) if group is not None and group.is_group else ()
 
     def fate_of(item: int) -> Literal["carried", "run", "unknown", "rolled_back"]:
         unit = (step_id, item)
         if item in undone:
             return "rolled_back"
+        if item < len(ended) and ended[item].status is StepStatus.COMPLETED:
+            return "carried"
         return "carried" if unit in history.succeeded else "unknown" if unit in history.unknown else "run"
 
     return [ItemFate(item, labels[item], fate_of(item)) for item in sorted(labels)]

@@ -162,7 +162,7 @@ def as_parameters(mistakes: Sequence[Mistake]) -> Iterator[ParameterSet]:
         yield pytest.param(mistake, id=f"{mistake.runbook}-{number}", marks=marks)
 
 
-@pytest.mark.parametrize("mistake", as_parameters(MISTAKES))
+@pytest.mark.parametrize("mistake", [*as_parameters(MISTAKES)])
 def test_a_mistake_in_an_edit_is_shown_on_its_line(mistake: Mistake, records: Records, tmp_path: Path) -> None:
     text = (RUNBOOKS / f"{mistake.runbook}.yaml").read_text(encoding="utf-8")
     for old, new in mistake.edits.items():

@@ -73,34 +73,18 @@ async def replay(
         raise RunNotFoundError(f"the store has no run of `{known.plan.name}`{when}", hint="`plan runs` lists the runs")
     fitting = [run for run in found if run.has_ended and run.reason in _REPLAYED]
     left_out = Counter((run.reason or run.status).value for run in found if run not in fitting)
-    policy, earlier, replayed = await store.policy.effective(settings), _EarlierVersions(store, tools), list[ReplayedRun]()
+    policy, earlier, replayed = await store.policy.effective(settings), dict[str, _EarlierPlan](), list[ReplayedRun]()
+    order = _Order(known)
     async with rehearsals(known, tools, policy=policy, settings=settings) as rehearsal:
         for run in fitting:
-            recorded = await _read_record(run, store, known)
+            if run.digest not in earlier:
+                earlier[run.digest] = _EarlierPlan.of(await store.get(run.digest), tools)
+            recorded = await _read_record(run, store, earlier[run.digest], known)
             if run.reason is RunReason.REJECTED and recorded.refusal_of_plan:
                 left_out["rejected"] += 1
                 continue
-            before = await earlier.of(run.digest)
-            replayed.append(await _replay_run(recorded, before, rehearsal))
+            replayed.append(await _replay_run(recorded, rehearsal, order))
     return Replay(known.plan.name, tuple(replayed), left_out, tuple(_findings(replayed, known)))
-
-
-class _EarlierVersions:
-    """The plans of recorded runs, each validated once."""
-
-    def __init__(self, store: PlanStore, tools: ToolRegistry) -> None:
-        self._known = dict[str, ValidatedPlan | None]()
-        self._store = store
-        self._tools = tools
-
-    async def of(self, digest: str) -> ValidatedPlan | None:
-        """Return the validated plan of this digest. None if it is no longer valid: a tool has gone or changed."""
-        if digest not in self._known:
-            try:
-                self._known[digest] = validate(await self._store.get(digest), self._tools)
-            except InvalidPlanError:
-                self._known[digest] = None
-        return self._known[digest]
 
 
 @dataclass(frozen=True)
@@ -108,7 +92,7 @@ class _RecordedRun:
     """A run as the store recorded it. Implements `rehearsal.Recorded`."""
 
     run: PlanRun
-    plan: ExecutionPlan
+    earlier: "_EarlierPlan"
     attempts: Sequence[Attempt]
     receipts: Mapping[str, Receipt]  # by attempt
     gates: Sequence[Gate]
@@ -136,7 +120,7 @@ class _RecordedRun:
         if call.step.id not in self.same_goals:
             return None
         step = self.run.step(call.step.id)
-        if step.status not in (StepStatus.COMPLETED, StepStatus.FAILED):
+        if step.status not in _ENDED:
             return None
         outcome = Outcome.SUCCEEDED if step.status is StepStatus.COMPLETED else Outcome.FAILED
         result = step.result if call.item is None else cast("list[JsonValue]", step.result)[call.item]
@@ -162,7 +146,7 @@ class _RecordedRun:
         """Whether a person rejected the whole plan, so that nothing was called."""
         return any(given.decision == "reject" and given.step_id is None for given in self.approvals)
 
-    @property
+    @cached_property
     def calls(self) -> list[Attempt]:
         """The last attempt of each call, without rollbacks, in the order of the first ones. What a goal called is a part of it."""
         last = dict[tuple[str, int | None], Attempt]()
@@ -192,35 +176,34 @@ def _content(parameters: Mapping[str, JsonValue]) -> bytes:
     return canonical_json(redacted(dict(parameters)))
 
 
-async def _read_record(listed: PlanRun, store: PlanStore, now: ValidatedPlan) -> _RecordedRun:
+async def _read_record(listed: PlanRun, store: PlanStore, earlier: "_EarlierPlan", now: ValidatedPlan) -> _RecordedRun:
     run = await store.run(listed.id)
-    plan = await store.get(run.digest)
     ends = {receipt.attempt_id: receipt for receipt in await store.receipts(run.id)}
-    before = {step.id: step for step in plan.all_steps if step.goal is not None}
+    before = {step.id: step for step in earlier.plan.all_steps if step.goal is not None}
     same = frozenset(step_id for step_id, step in before.items() if step_id in now.steps and _is_same_goal(step, now.steps[step_id]))
     gates, approvals = await store.gates.find(run_id=run.id, open_only=False), await store.approvals(run.id)
-    return _RecordedRun(run, plan, await store.attempts(run.id), ends, gates, approvals, same)
+    return _RecordedRun(run, earlier, await store.attempts(run.id), ends, gates, approvals, same)
 
 
 def _is_same_goal(before: Step, now: Step) -> bool:
     return before.model_dump(exclude={"depends_on", "description"}) == now.model_dump(exclude={"depends_on", "description"})
 
 
-async def _replay_run(recorded: _RecordedRun, before: ValidatedPlan | None, rehearsal: Rehearsal) -> ReplayedRun:
+async def _replay_run(recorded: _RecordedRun, rehearsal: Rehearsal, order: "_Order") -> ReplayedRun:
     try:
         found = await rehearsal.run(_inputs_of(recorded.run, rehearsal.known.plan), answers=recorded.answers, recorded=recorded)
     except InvalidPlanError as error:  # of its inputs
         first = error.problems[0]
         return ReplayedRun(recorded.run, (Difference("no_start", None, first.at, writes=False, after=first.message),), 0)
     differences = [
-        *_compare_calls(recorded, found, recorded.plan, rehearsal.known),
+        *_compare_calls(recorded, found, rehearsal.known),
         *_compare_gates(recorded, found, rehearsal.known),
         *_compare_ends(recorded.run, found),
     ]
-    if before is not None:
+    if recorded.earlier.order is not None:
         called = {call.step_id for call in recorded.calls} & {call.step_id for call in found.calls}
-        differences += _compare_order(before, rehearsal.known, called)
-    return ReplayedRun(recorded.run, tuple(differences), found.effects, has_order=before is not None)
+        differences += _compare_order(recorded.earlier.order, order, called)
+    return ReplayedRun(recorded.run, tuple(differences), found.effects, has_order=recorded.earlier.order is not None)
 
 
 def _inputs_of(run: PlanRun, plan: ExecutionPlan) -> dict[str, JsonValue]:
@@ -228,7 +211,7 @@ def _inputs_of(run: PlanRun, plan: ExecutionPlan) -> dict[str, JsonValue]:
     return {name: value for name, value in run.inputs.items() if name in plan.inputs}
 
 
-def _compare_calls(recorded: _RecordedRun, found: DryRun, before: ExecutionPlan, now: ValidatedPlan) -> Iterator[Difference]:
+def _compare_calls(recorded: _RecordedRun, found: DryRun, now: ValidatedPlan) -> Iterator[Difference]:
     """Yield the calls that are made newly, no longer, or with other parameters. Calls of a step are compared as sets, then by item."""
     made = [call for call in found.calls if call.kind == "step" and call.step_id not in recorded.same_goals]
     for step_id in dict.fromkeys([*(call.step_id for call in recorded.calls), *(call.step_id for call in made)]):
@@ -243,7 +226,7 @@ def _compare_calls(recorded: _RecordedRun, found: DryRun, before: ExecutionPlan,
                 new.remove(partner)
                 yield from _compare_values(call, partner)
         for call in old:
-            beside = _step_before(step_id, before, now)
+            beside = _step_before(step_id, recorded.earlier.plan, now)
             yield Difference("gone_call", step_id, call.tool_name, call.effect != "read", before=_shown(call), beside=beside)
         for call in new:
             yield Difference("new_call", step_id, call.tool_name, call.effect != "read", after=_shown(call), repeats=_twin_of(call, made))
@@ -313,14 +296,13 @@ def _compare_ends(run: PlanRun, found: DryRun) -> Iterator[Difference]:
             yield Difference("other_output", None, name, writes=False, before=before, after=after)
 
 
-def _compare_order(before: ValidatedPlan, now: ValidatedPlan, called: set[str]) -> Iterator[Difference]:
+def _compare_order(old: "_Order", new: "_Order", called: set[str]) -> Iterator[Difference]:
     """Yield the steps that would no longer wait for a step that they directly waited for, of those that both call."""
-    old, new = _Order(before), _Order(now)
     for step_id in called:
         for earlier in sorted(old.directly_before(step_id, called)):
             if not new.is_before(earlier, step_id):
                 after = "before" if new.is_before(step_id, earlier) else "at once"
-                writes = now.effect_of(step_id) != "read"
+                writes = new.plan.effect_of(step_id) != "read"
                 yield Difference("other_order", step_id, earlier, writes, before="after", after=after)
 
 
@@ -328,7 +310,7 @@ class _Order:
     """Which steps of a plan come before which."""
 
     def __init__(self, plan: ValidatedPlan) -> None:
-        self._plan = plan
+        self.plan = plan
         self._is_sequence = plan.plan.options.parallel_limit == 1
         order = [*plan.order, *plan.finally_order]
         self._places = {step_id: place for place, step_id in enumerate(order)}
@@ -344,12 +326,28 @@ class _Order:
         return first in self._all.get(second, ()) or self._is_in_finally(first, second)
 
     def _is_in_finally(self, first: str, second: str) -> bool:
-        return second in self._plan.finally_order and first in self._plan.order
+        return second in self.plan.finally_order and first in self.plan.order
 
     def directly_before(self, step_id: str, called: set[str]) -> set[str]:
         """Return the steps in `called` after which `step_id` comes next."""
         before = {other for other in called if other != step_id and self.is_before(other, step_id)}
         return {other for other in before if not any(self.is_before(other, between) for between in before)}
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlierPlan:
+    """A plan that recorded runs ran."""
+
+    plan: ExecutionPlan
+    order: _Order | None  # None: it is no longer valid, because a tool has gone or changed
+
+    @classmethod
+    def of(cls, plan: ExecutionPlan, tools: ToolRegistry) -> "_EarlierPlan":
+        """Return `plan` with the order of its steps, if it is still valid."""
+        try:
+            return cls(plan, _Order(validate(plan, tools)))
+        except InvalidPlanError:
+            return cls(plan, None)
 
 
 def _findings(replayed: Sequence[ReplayedRun], plan: ValidatedPlan) -> list[ReplayFinding]:

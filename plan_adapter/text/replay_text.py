@@ -47,7 +47,7 @@ def _share(finding: ReplayFinding, found: Replay) -> str:
 
 
 def difference_text(found: Difference) -> str:
-    """Return what differs, in one line."""
+    """Describe a difference in one line."""
     step, subject = found.step_id or "", found.subject
     match found.kind:
         case "new_call" if found.repeats is not None:
@@ -160,14 +160,17 @@ def _message(finding: ReplayFinding, found: Replay) -> str:
     return f"{difference_text(finding.first)} ({_share(finding, found)})"
 
 
+def _level(finding: ReplayFinding) -> str:
+    return "error" if finding.first.writes else "warning"
+
+
 def replay_github(found: Replay) -> list[str]:
     """Return the findings as annotations of a GitHub workflow."""
     lines = list[str]()
     for finding in found.findings:
-        level = "error" if finding.first.writes else "warning"
         place = f"file={finding.file},line={finding.line},col={finding.column}," if finding.line is not None and finding.file else ""
         message = _message(finding, found).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-        lines.append(f"::{level} {place}title=plan replay::{message}")
+        lines.append(f"::{_level(finding)} {place}title=plan replay::{message}")
     return lines
 
 
@@ -177,7 +180,7 @@ def replay_sarif(found: Replay) -> str:
     for finding in found.findings:
         result: dict[str, JsonValue] = {
             "ruleId": finding.first.kind,
-            "level": "error" if finding.first.writes else "warning",
+            "level": _level(finding),
             "message": {"text": _message(finding, found)},
         }
         if finding.line is not None and finding.file:

@@ -152,6 +152,7 @@ def test_no_text_becomes_markup_in_a_report_or_a_picture(plan: Plan, payload: st
         assert not {name for name in found.attributes if name.startswith("on") or name in ("src", "href")}
 
 
+@pytest.mark.thorough
 def test_a_report_of_a_thousand_steps_stays_under_three_megabytes(plan: Plan) -> None:
     steps = [step(f"s{n}", "greet", depends_on=[f"s{n - 3}"] if n > 2 else [], parameters=WHO) for n in range(1000)]
     run = plan("run", document(*steps), "--offline", "--yes", "--json", *TOOLS).run

@@ -138,6 +138,7 @@ STORE_METHODS = [
     "versions_problem",
 ]
 STORE_PARTS = [
+    "change_records",
     "codes",
     "drafts",
     "gates",

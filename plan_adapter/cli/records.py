@@ -1,20 +1,17 @@
 """Runs, gates, events and differences between plans, as JSON objects and as lines of text."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plan_adapter.model.approvals import Gate, GateKind
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import call_name, counted, duration, item_number, one_line, plain
-from plan_adapter.model.record import PlanRun
+from plan_adapter.model.record import PlanRun, PlanVersion
 from plan_adapter.text import changes
 from plan_adapter.text.commands import answer_command
 from plan_adapter.text.run_facts import outcome_in_words
-
-if TYPE_CHECKING:
-    from plan_adapter.store.plans import PlanVersion
 
 SHOWN_CHARACTERS = 400
 """How many characters of a run's message its status line shows; the lines of its steps show all of it."""
@@ -121,7 +118,7 @@ def run_message(run: PlanRun) -> str | None:
     return f"{one_line(run.message[:SHOWN_CHARACTERS])}{'…' if len(run.message) > SHOWN_CHARACTERS else ''}"
 
 
-def version_json(version: "PlanVersion | None") -> dict[str, Any] | None:
+def version_json(version: PlanVersion | None) -> dict[str, Any] | None:
     """Return a stored version as `--json` prints it; None if nothing was stored."""
     if version is None:
         return None

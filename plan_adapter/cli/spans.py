@@ -1,7 +1,7 @@
-"""Spans of time in options, such as `90d`."""
+"""Times in options: spans such as `90d`, days and moments."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta
 
 from plan_adapter.cli.exit_codes import UsageError
 
@@ -15,3 +15,20 @@ def parse_span(text: str, *, option: str) -> timedelta:
     if found is None:
         raise UsageError(f"`{option} {text}`: write a number and s, m, h, d or w, as in {option} 90d")
     return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def parse_time(text: str, *, option: str, time_of_day: time) -> datetime:
+    """Return the moment that `text` names, in the local time zone unless it names one. A day means this time of that day.
+
+    Raises UsageError, which names `option`.
+    """
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{option} {text}: write a day (2026-12-31) or a time (2026-12-31T18:00)") from None
+    if len(text) <= len("2026-12-31"):
+        at = datetime.combine(at, time_of_day)
+    try:
+        return at.astimezone(UTC)  # one without a zone is taken as local
+    except (OverflowError, ValueError, OSError):
+        raise UsageError(f"{option} {text}: no such moment in the local time zone") from None

@@ -127,6 +127,17 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanVersion:
+    """One version of a named plan: its content's digest, author and creation time."""
+
+    name: str
+    version: int
+    digest: str
+    author: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class StartedCommand:
     """A command that the tool of an attempt started, if the tool itself did not record the end of the attempt."""
 

@@ -2,9 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,9 +15,9 @@ from plan_adapter.model.errors import NotStoredError, StoreError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import listed
-from plan_adapter.model.record import RunContext
+from plan_adapter.model.record import PlanVersion, RunContext
 from plan_adapter.store.database.columns import database_now, escape_unstorable, insert_into, now_of
-from plan_adapter.store.database.rows import HasContext, Row, context_columns, dump_json
+from plan_adapter.store.database.rows import HasContext, Row, batched, context_columns, dump_json
 from plan_adapter.store.database.tables import implied_dependencies, plans, versions
 from plan_adapter.store.proof.digests import JsonRow, digest_of, json_row
 from plan_adapter.store.proof.export import Rows
@@ -27,17 +26,6 @@ if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
 
 S = TypeVar("S", bound=Select[Any])
-
-
-@dataclass(frozen=True, slots=True)
-class PlanVersion:
-    """One version of a named plan: its content's digest, author and creation time."""
-
-    name: str
-    version: int
-    digest: str
-    author: str
-    created_at: datetime
 
 
 def seen_by(tenant: str | None, query: S, table: Table) -> S:
@@ -151,10 +139,21 @@ def _version_digest(row: Mapping[str, Any] | Row, before: str | None) -> str:
 def versions_of(connection: Connection, tenant: str | None, name: str) -> list[PlanVersion]:
     """Return the versions of `name`, newest first. A name belongs to one tenant, or to none."""
     query = select(versions).where(versions.c.name == name, versions.c.tenant_id == (tenant or "")).order_by(versions.c.version.desc())
-    return [
-        PlanVersion(row["name"], row["version"], row["digest"], row["author"], row["created_at"])
-        for row in connection.execute(query).mappings()
-    ]
+    return [_version_of(row) for row in connection.execute(query).mappings()]
+
+
+def versions_by_content(connection: Connection, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[PlanVersion]]:
+    """Return the versions that have these contents, oldest first, by (tenant, digest)."""
+    tenants, found = {tenant for tenant, _ in keys}, defaultdict[tuple[str, str], list[PlanVersion]](list)
+    for digests in batched({digest for _, digest in keys}):
+        query = select(versions).where(versions.c.tenant_id.in_(tenants), versions.c.digest.in_(digests))
+        for row in connection.execute(query.order_by(versions.c.created_at, versions.c.version)).mappings():
+            found[row["tenant_id"], row["digest"]].append(_version_of(row))
+    return found
+
+
+def _version_of(row: Row) -> PlanVersion:
+    return PlanVersion(row["name"], row["version"], row["digest"], row["author"], row["created_at"])
 
 
 def names(connection: Connection, tenant: str | None) -> list[str]:

@@ -128,6 +128,12 @@ def find(connection: Connection, tenant: str | None, name: str, *, with_steps: b
     return _build_runs(connection, [row], with_steps=with_steps, with_results=with_results)[0]
 
 
+def of_ids(connection: Connection, run_ids: Sequence[str]) -> list[PlanRun]:
+    """Return the runs with these ids, in order of their ids. Their steps have no results."""
+    query = select(runs).where(runs.c.id.in_(run_ids)).order_by(runs.c.id)
+    return _build_runs(connection, connection.execute(query).mappings().all(), with_results=False)
+
+
 def of_flow(connection: Connection, tenant: str | None, flow_run_id: str) -> PlanRun | None:
     """Return the newest run for this flow run, or None."""
     query = select(runs).where(runs.c.flow_run_id == flow_run_id).order_by(runs.c.created_at.desc()).limit(1)

@@ -23,7 +23,7 @@ from plan_adapter.model.approvals import Approval
 from plan_adapter.model.canonical import canonical_document, plan_digest
 from plan_adapter.model.errors import RunConflictError, StoreSettingsError
 from plan_adapter.model.plan import ExecutionPlan
-from plan_adapter.model.record import Attempt, PlanRun, Receipt, RunContext
+from plan_adapter.model.record import Attempt, PlanRun, PlanVersion, Receipt, RunContext
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.store import approvals, plans, runs, steps
 from plan_adapter.store.codes import OneTimeCodes
@@ -36,7 +36,6 @@ from plan_adapter.store.leases import Claim
 from plan_adapter.store.ledger import RunLedger
 from plan_adapter.store.operator_requests import OperatorRequests
 from plan_adapter.store.outcomes import UnknownOutcomes
-from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.policies import StorePolicy
 from plan_adapter.store.proof.audit import AuditEntry, entries_of
 from plan_adapter.store.redaction import redactor_of, refuse_secrets, without_secrets
@@ -44,6 +43,7 @@ from plan_adapter.store.revisions import Revisions
 from plan_adapter.store.standing import StandingApprovals
 
 if TYPE_CHECKING:
+    from plan_adapter.store.change_records import ChangeRecords
     from plan_adapter.store.proof.verification import Verification
     from plan_adapter.store.retention import Retention
 
@@ -70,6 +70,7 @@ class PlanStore(StorePart):
     - `codes`: people's one-time codes.
     - `drafts`: drafts of plans and their model calls.
     - `retention`: old runs that can be deleted, and tombstones of what was pruned or erased.
+    - `change_records`: the runs of a period, as an auditor asks about them.
     - `ledger`: internal. Processes record the runs that they execute with it.
     """
 
@@ -100,6 +101,13 @@ class PlanStore(StorePart):
         from plan_adapter.store.retention import Retention  # a run starts without it
 
         return Retention(self._database, self.tenant_id)
+
+    @property
+    def change_records(self) -> "ChangeRecords":
+        """The runs of a period, as an auditor asks about them."""
+        from plan_adapter.store.change_records import ChangeRecords  # a run starts without it
+
+        return ChangeRecords(self._database, self.tenant_id)
 
     def __repr__(self) -> str:
         """Return a description of the store, without a password."""

@@ -8,7 +8,7 @@ import pytest
 from plan_adapter.documents import load_plan
 from plan_adapter.gates.approval import os_user
 from plan_adapter.local.settings import Settings
-from plan_adapter.store.plans import PlanVersion
+from plan_adapter.model.record import PlanVersion
 from plan_adapter.store.store import PlanStore
 from tests.cli.conftest import Plan
 from tests.cli.test_run import TOOLS

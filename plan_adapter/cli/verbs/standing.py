@@ -1,7 +1,7 @@
 """`plan standing`: its actions."""
 
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, time
+from datetime import datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.answering import AnswerOptions
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
+from plan_adapter.cli.spans import parse_time
 from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, strictest
 from plan_adapter.gates.coverage import new_standing_approval
 from plan_adapter.gates.identity import Identity, identity_of_account, identity_of_name, recorded_identity
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from plan_adapter.model.approvals import GatePolicy, StandingApproval
 
 DEFAULT_LIMIT = 100
+
+LAST_SECOND = time(23, 59, 59)
+"""When a standing approval until a day ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ def _new_approval(terms: Terms, options: AnswerOptions, validated: ValidatedPlan
         schedules=terms.schedules,
         inputs=dict(input_texts(terms.inputs, None)),
         steps=terms.steps,
-        until=None if terms.until is None else _parse_until(terms.until),
+        until=None if terms.until is None else parse_time(terms.until, option="--until", time_of_day=LAST_SECOND),
         max_runs=terms.max_runs,
         note=options.note,
     )
@@ -200,17 +204,6 @@ def _write_beside_plan(standing: "StandingApproval", terms: Terms, policy: "Effe
     if policy.number is None and policy.allowed_signers is None:
         output.note("where the plan runs, PLAN_ADAPTER_ALLOWED_SIGNERS must name a file that lists your key")
     return ExitCode.DONE
-
-
-def _parse_until(text: str) -> datetime:
-    """Return the time in `text`, in the local time zone unless it names one. A day means its last second."""
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"--until {text}: write a day (2026-12-31) or a time (2026-12-31T18:00)") from None
-    if len(text) <= len("2026-12-31"):
-        at = datetime.combine(at, time(23, 59, 59))
-    return at.astimezone(UTC)  # one without a zone is taken as local
 
 
 def _runs_left(standing: "StandingApproval") -> int | None:

@@ -1,6 +1,7 @@
 """Convert between the record's dataclasses and table rows."""
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, TypeAlias
 
@@ -16,6 +17,15 @@ from plan_adapter.store.proof.digests import new_salt
 Row: TypeAlias = RowMapping
 
 NO_ITEM = -1
+
+BATCH = 500
+"""How many ids one query takes. SQLite and the driver of PostgreSQL refuse more than 32,000."""
+
+
+def batched(ids: Iterable[str]) -> Iterator[Sequence[str]]:
+    """Yield the ids in lists that one query can take."""
+    whole = [*ids]
+    yield from (whole[start : start + BATCH] for start in range(0, len(whole), BATCH))
 
 
 class HasContext(Protocol):

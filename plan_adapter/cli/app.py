@@ -115,6 +115,7 @@ ADMIN_GROUPS: dict[str, tuple[Verb, ...]] = {
     ),
     "Records": (
         Verb("verify", "Check that the record of a run, or the whole store, was not altered"),
+        Verb("audit", "Write the pack of a period that an auditor asks for"),
         Verb("export", "Write the record of a run to a file that can be verified"),
         Verb("prune", "Delete the records of old runs"),
         Verb("erase", "Erase personal data in the record of a run"),

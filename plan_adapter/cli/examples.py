@@ -222,6 +222,12 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
             ("run.jsonl", "Check an exported record"),
             ("", "Check the whole store"),
         ),
+        "audit": _of(
+            "audits",
+            ("--from 2020-01-01 --to 2099-12-31 -o audit", "Write the pack of a period into a folder"),
+            ("--from 2020-01-01 --to 2099-12-31 --sample 40 --seed 7 -o audit", "Draw the same 40 runs again"),
+            ("--from 2020-01-01 --to 2099-12-31 --sample all --plan restart-web -o audit", "Take every run of a plan"),
+        ),
         "export": _of(
             "security",
             ("last -o run.jsonl", "Write the record of the last run"),

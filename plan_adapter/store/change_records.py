@@ -149,7 +149,7 @@ def _replaced(connection: Connection, run_ids: Sequence[str]) -> dict[str, list[
 
 def _plan_changes(replaced: Sequence[Row], digest: str) -> list[PlanChange]:
     """Return what replaced each of these versions. The last one was replaced by the plan with `digest`."""
-    after = [*(row["digest"] for row in replaced[1:]), digest]
+    after = [*(row["digest"] for row in replaced), digest][1:]
     return [PlanChange(row["by"], row["note"], row["at"], row["digest"] != new) for row, new in zip(replaced, after, strict=True)]
 
 

@@ -237,6 +237,7 @@ SCENES: Mapping[str, Scene] = {
     "policy": files,
     "verify": exported,
     "export": completed,
+    "audit": completed,
     "prune": completed,
     "erase": completed,
     "store": stored,

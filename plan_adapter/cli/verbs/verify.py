@@ -11,6 +11,7 @@ from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.policy import EffectivePolicy, effective_policy
 from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.local.settings import Settings
+from plan_adapter.model.audited import RecordCheck
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.readable import counted, moment, one_line
 
@@ -107,6 +108,16 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
             for place, columns in sorted(found.erased_rows.items()):
                 output.note(f"  {one_line(place)}: {columns}")
     return ExitCode.DONE if found.ok and not invalid else ExitCode.FAILED
+
+
+async def check_record(run_id: str, store: "PlanStore", policy: EffectivePolicy) -> RecordCheck:
+    """Return what `plan verify` says about the record of a run."""
+    found, signed, _, _ = await store.read_export(run_id, _verify_document)
+    invalid = [check for check in (_check_signature(statement, policy) for statement in signed) if check["problem"] is not None]
+    if invalid:
+        problem = f"the signature of {one_line(invalid[0]['by'])}: {one_line(invalid[0]['problem'])}"
+        return RecordCheck("altered", problem, found.digest)
+    return RecordCheck(found.verdict, None if found.problem is None else str(found.problem), found.digest)
 
 
 def _check_tombstone_signatures(signatures: "Sequence[TombstoneSignature]", policy: EffectivePolicy) -> list[dict[str, Any]]:

@@ -168,7 +168,8 @@ def _course_deviations(record: ChangeRecord) -> Iterator[str]:
     if not run.has_ended:
         yield "interrupted" if run.reason is RunReason.INTERRUPTED else f"not ended: {run.status.value}"
     elif run.reason not in (None, RunReason.STEP_FAILED, RunReason.UNKNOWN):
-        yield run.reason.value.replace("_", " ") + (f": {run.message}" if run.message else "")
+        how, message = run.reason.value.replace("_", " "), run.message or ""
+        yield message if message.startswith(how) else f"{how}: {message}" if message else how
     for step_id in record.failed_steps:
         yield f"step {step_id} failed"
     for attempt in record.unknown:
@@ -368,7 +369,7 @@ def summary_lines(pack: AuditPack) -> list[str]:
     lines = [
         f"{counted(len(found.population), 'run')} in the period; sample: {len(found.sample)}, {drawn}",
         f"approved by another person {by['another_person']}, by the requester or an author {by['requester_or_author']}, "
-        f"author not recorded {by['author_not_recorded']}, no approval {by['not_required'] + by['nobody']}",
+        f"author not recorded {by['author_not_recorded']}, no approval required {by['not_required']}, not approved {by['nobody']}",
         f"runs with deviations: {pack.deviating}",
         "records: " + (", ".join(f"{count} {verdict.replace('_', ' ')}" for verdict, count in sorted(pack.checks.items())) or "none"),
     ]

@@ -38,7 +38,7 @@ async def audit(
     sample: str = "25",
     seed: int | None = None,
     plan: Annotated[str | None, Parameter(name=("--plan", "--runbook"))] = None,
-    verify: bool = True,
+    no_verify: bool = False,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -54,7 +54,7 @@ async def audit(
         sample: How many runs to draw at random; `all` or 0 for every run.
         seed: The seed of the sample, to draw the same one again; default: a new one, which is shown.
         plan: Only runs of plans with this name, also as Prefect shows it.
-        verify: Check the record of each run of the sample, as `plan verify` does.
+        no_verify: Do not check the record of each run of the sample as `plan verify` does; the pack then says `not checked`.
         force: Write into a folder that has files, and overwrite the files of an earlier pack.
         json: Print one JSON object: the counts, the seed, and each run of the sample with its deviations.
     """
@@ -73,7 +73,7 @@ async def audit(
             raise RunNotFoundError(
                 f"no run{of_plan} was requested from {_local(period.since)} to {_local(period.until)}", hint="`plan runs` lists the runs"
             )
-        if verify:
+        if not no_verify:
             found = await _with_checks(found, store, settings)
         is_whole = len(found.sample) == len(found.population)
         pack = AuditPack(found, None if is_whole else drawn, plan, store.label, await store.now(), _zone(period.since))

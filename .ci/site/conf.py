@@ -14,7 +14,7 @@ PAGES = {
     "Tools and models": ("tools", "drafting", "agents", "testing", "json"),
     "Decide": ("approvals", "security", "promises"),
     "Runbooks": ("runbooks", "deploying", "deployments", "importing", "aster"),
-    "Run": ("failures", "operating", "records", "secrets", "metrics", "scaling", "embedding"),
+    "Run": ("failures", "operating", "records", "audits", "secrets", "metrics", "scaling", "embedding"),
     "Reference": ("reference-cli", "reference-python", "reference-settings", "reference-problems", "compatibility", "benchmarks"),
     "Contribute": (
         *("contributing", "contributing/step-field", "contributing/plan-field", "contributing/tool", "contributing/verb"),

@@ -224,9 +224,9 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
         ),
         "audit": _of(
             "audits",
-            ("--from 2020-01-01 --to 2099-12-31 -o audit", "Write the pack of a period into a folder"),
-            ("--from 2020-01-01 --to 2099-12-31 --sample 40 --seed 7 -o audit", "Draw the same 40 runs again"),
-            ("--from 2020-01-01 --to 2099-12-31 --sample all --plan restart-web -o audit", "Take every run of a plan"),
+            ("--from 2026-01-01 --to 2099-12-31 -o audit", "Write the pack of a period into a folder"),
+            ("--from 2026-01-01 --to 2099-12-31 --sample 40 --seed 7 -o audit", "Draw the same 40 runs again"),
+            ("--from 2026-01-01 --to 2099-12-31 --sample all -o audit", "Take every run"),
         ),
         "export": _of(
             "security",

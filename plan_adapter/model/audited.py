@@ -20,7 +20,13 @@ the store does not say who wrote the plan. `not_required`: the plan required no 
 Separate: TypeAlias = Literal["yes", "no", "not recorded"]
 """Whether the approvers differ from the requester and the authors."""
 
-_SEPARATE: Mapping[ApprovedBy, Separate] = {"another_person": "yes", "author_not_recorded": "not recorded"}
+_SEPARATE: Mapping[ApprovedBy, Separate] = {
+    "another_person": "yes",
+    "requester_or_author": "no",
+    "author_not_recorded": "not recorded",
+    "not_required": "no",
+    "nobody": "no",
+}
 
 NOT_REQUIRED = "not_required"
 """The `known_by` of the approval of a plan that requires none."""
@@ -140,7 +146,7 @@ class ChangeRecord:
     @property
     def separate_approver(self) -> Separate:
         """Whether every deciding approval is by a person who neither requested the run nor wrote its plan."""
-        return _SEPARATE.get(self.approved_by, "no")
+        return _SEPARATE[self.approved_by]
 
     def is_separate(self, approval: Approval) -> bool | None:
         """Return whether the approver is neither the requester nor an author. None if one of those is not recorded."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from io import StringIO
 
 from pydantic import JsonValue
@@ -22,9 +23,6 @@ from plan_adapter.text import html_parts as html
 
 NOT_RECORDED = "not recorded"
 """What a cell says where the store does not know."""
-
-SHORT_DIGEST = 12
-"""How many characters of a digest the page shows. The CSV files have all of them."""
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 """How text begins that a spreadsheet may take for a formula. Such a cell gets an apostrophe in front."""
@@ -74,6 +72,16 @@ OVERVIEW_COLUMNS = ("run", "plan", "requested_by", "approved_by", "separate_appr
 
 
 @dataclass(frozen=True, slots=True)
+class PackRow:
+    """A run of the sample as the pack says it."""
+
+    record: ChangeRecord
+    approvals: Sequence[str]  # each answer at a gate
+    deviations: Sequence[str]
+    cells: Mapping[str, str]  # by column
+
+
+@dataclass(frozen=True)
 class AuditPack:
     """The runs of a period, and how the sample was drawn from them."""
 
@@ -84,20 +92,21 @@ class AuditPack:
     made_at: datetime
     zone: str  # the time zone in which the period was given
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the sample is the population."""
-        return len(self.runs.sample) == len(self.runs.population)
+    @cached_property
+    def rows(self) -> Sequence[PackRow]:
+        """The runs of the sample, by id."""
+        with speaking("en"):
+            return [_row(record) for record in self.runs.sample]
 
     @property
     def approvals(self) -> Counter[ApprovedBy]:
         """How many runs of the sample were approved by whom."""
-        return Counter(record.approved_by for record in self.runs.sample)
+        return Counter(row.record.approved_by for row in self.rows)
 
     @property
     def deviating(self) -> int:
         """How many runs of the sample have a deviation."""
-        return sum(bool(deviations(record)) for record in self.runs.sample)
+        return sum(bool(row.deviations) for row in self.rows)
 
     @property
     def checks(self) -> Counter[str]:
@@ -178,7 +187,7 @@ def _course_deviations(record: ChangeRecord) -> Iterator[str]:
         yield _resolution_text(attempt, end)
     for step in run.steps:
         if step.retry_count:
-            yield f"step {step.id} retried {counted(step.retry_count, 'time')}"
+            yield f"step {step.id} retried {_times(step.retry_count)}"
     if record.is_rolled_back:
         left = "" if run.rollback is None or not run.rollback.can_continue else ", not completely"
         yield f"rolled back{left}"
@@ -197,14 +206,22 @@ def _resolution_text(attempt: Attempt, end: Receipt) -> str:
 def _counted(texts: Iterable[str]) -> Iterator[str]:
     """Yield each text once, with how often it occurs if that is more than once."""
     for text, count in Counter(texts).items():
-        yield text if count == 1 else f"{text} ({counted(count, 'time')})"
+        yield text if count == 1 else f"{text} ({_times(count)})"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 # The cells
 
 
-def run_cells(record: ChangeRecord) -> dict[str, str]:
-    """Return the cells of a run, by column."""
+def _row(record: ChangeRecord) -> PackRow:
+    approvals, deviating = approval_texts(record), deviations(record)
+    return PackRow(record, approvals, deviating, _cells(record, approvals, deviating))
+
+
+def _cells(record: ChangeRecord, approvals: Sequence[str], deviating: Sequence[str]) -> dict[str, str]:
     run, check = record.run, record.check
     tools = Counter(attempt.tool_name for attempt in record.writes)
     return {
@@ -218,7 +235,7 @@ def run_cells(record: ChangeRecord) -> dict[str, str]:
         "author": ", ".join(record.authors) or NOT_RECORDED,
         "author_known_by": NOT_RECORDED,
         "approved_by": APPROVED_BY[record.approved_by],
-        "approvals": "; ".join(approval_texts(record)) or "none",
+        "approvals": "; ".join(approvals) or "none",
         "separate_approver": record.separate_approver,
         "tested": NOT_RECORDED,
         "earlier_completed_runs": str(record.earlier_completed),
@@ -232,12 +249,12 @@ def run_cells(record: ChangeRecord) -> dict[str, str]:
         "reason": "" if run.reason is None else run.reason.value,
         "record": "not checked" if check is None else check.verdict.replace("_", " "),
         "record_digest": "" if check is None else check.digest or "",
-        "deviations": "; ".join(deviations(record)) or "none",
+        "deviations": "; ".join(deviating) or "none",
     }
 
 
 def _instant(at: datetime | None) -> str:
-    return "" if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return "" if at is None else f"{at.isoformat(timespec='seconds').removesuffix('+00:00')}Z"
 
 
 def _versions(versions: Sequence[PlanVersion]) -> str:
@@ -271,8 +288,7 @@ def _approval_text(given: Approval) -> str:
 
 def runs_csv(pack: AuditPack) -> str:
     """Return `runs.csv`: a row for each run of the sample."""
-    with speaking("en"):
-        return _csv(COLUMNS, (run_cells(record).values() for record in pack.runs.sample))
+    return _csv(COLUMNS, (row.cells.values() for row in pack.rows))
 
 
 def population_csv(pack: AuditPack) -> str:
@@ -317,26 +333,25 @@ def pack_html(pack: AuditPack) -> str:
     """Return `index.html`: how the sample was drawn, a table of its runs, and every column of each run."""
     with speaking("en"):
         period = " to ".join(map(_instant, pack.runs.period))
-        rows = [(record, run_cells(record)) for record in pack.runs.sample]
         headings = [COLUMNS[name] for name in OVERVIEW_COLUMNS]
-        overview = html.rows(([cells[name] for name in OVERVIEW_COLUMNS] for _, cells in rows), headings=headings)
+        overview = html.rows(([row.cells[name] for name in OVERVIEW_COLUMNS] for row in pack.rows), headings=headings)
         body = [
             f"<header><h1>{html.text(f'Changes from {period}')}</h1>",
             *(f"<p>{html.text(line)}</p>" for line in summary_lines(pack)),
             "</header>",
             *html.section("How the sample was drawn", [html.rows(_drawing(pack))]),
             *html.section("Runs", [f'<div class="wide">{overview}</div>']),
-            *html.section("Each run", [line for record, cells in rows for line in _details(record, cells)]),
+            *html.section("Each run", [line for row in pack.rows for line in _details(row)]),
             f'<p class="dim">{html.text(f"made {_instant(pack.made_at)} by `plan audit` from {pack.store}")}</p>',
         ]
         return html.page(f"Changes from {period}", body)
 
 
-def _details(record: ChangeRecord, cells: Mapping[str, str]) -> Iterator[str]:
+def _details(row: PackRow) -> Iterator[str]:
     """Yield the section of a run. It is open, so that it is printed."""
-    lists = {"approvals": approval_texts(record), "deviations": deviations(record)}
-    yield f"<details open><summary><b>{html.text(record.run.id)}</b> {html.text(record.run.name)}</summary>"
-    yield html.rows([(title, "\n".join(lists.get(name, ())) or cells[name] or "-") for name, title in COLUMNS.items()])
+    lists = {"approvals": row.approvals, "deviations": row.deviations}
+    yield f"<details open><summary><b>{html.text(row.cells['run'])}</b> {html.text(row.cells['plan'])}</summary>"
+    yield html.rows([(title, "\n".join(lists.get(name, ())) or row.cells[name] or "-") for name, title in COLUMNS.items()])
     yield "</details>"
 
 
@@ -395,12 +410,12 @@ def pack_json(pack: AuditPack) -> dict[str, JsonValue]:
         "records": dict[str, JsonValue](pack.checks),
         "runs": [
             {
-                "run_id": record.run.id,
-                "approved_by": record.approved_by,
-                "separate_approver": record.separate_approver,
-                "deviations": [*deviations(record)],
-                "record": None if record.check is None else record.check.verdict,
+                "run_id": row.record.run.id,
+                "approved_by": row.record.approved_by,
+                "separate_approver": row.record.separate_approver,
+                "deviations": [*row.deviations],
+                "record": None if row.record.check is None else row.record.check.verdict,
             }
-            for record in found.sample
+            for row in pack.rows
         ],
     }

@@ -1,6 +1,7 @@
 """The parts of our HTML files, which need no network, no script and no other file, and print."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from html import escape
 
 from plan_adapter.model.language import spoken
@@ -55,6 +56,7 @@ def bullets(texts: Iterable[str]) -> list[str]:
     return ["<ul>", *(f"<li>{text(line)}</li>" for line in texts), "</ul>"]
 
 
+@lru_cache(maxsize=1000)  # a page of many runs repeats most of its texts
 def text(value: str) -> str:
     """Return `value` as it is shown: escaped, with every character that could hide or move text written out."""
     return escape("\n".join(visible(line) for line in value.split("\n")))

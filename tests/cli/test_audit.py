@@ -197,7 +197,12 @@ def test_a_failed_step_its_retries_and_a_rollback(plan: Plan) -> None:
     run_id = run(plan, undone, broken, code=1).run["id"]
     assert plan("rollback", run_id, "--offline", "--note", "坏了", *TOOLS).code == 0
     row = only(plan)
-    for text in ("step broken failed", "step broken retried 1 time", "rolled back", f"rollback requested by {ME} (os_user): 坏了 (by {ME})"):
+    for text in (
+        "step broken failed",
+        "step broken retried once",
+        "rolled back",
+        f"rollback requested by {ME} (os_user): 坏了 (by {ME})",
+    ):
         assert text in row["deviations"].split("; "), row["deviations"]
     assert row["writing_calls"] == "1"
 

@@ -54,7 +54,7 @@ def test_the_other_verbs_are_those_of_admin(plan: Plan, words: tuple[str, ...]) 
         {
             "Plans": ["promote", "import", "pursue", "graph", "schema", "tools", "explain"],
             "Permission": ["standing", "enroll", "policy"],
-            "Records": ["verify", "export", "prune", "erase", "store"],
+            "Records": ["verify", "audit", "export", "prune", "erase", "store"],
             "Servers": ["reconcile", "notify", "down", "mcp"],
         },
     )

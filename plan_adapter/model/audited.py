@@ -118,8 +118,9 @@ class ChangeRecord:
 
     @property
     def used_approvals(self) -> list[Approval]:
-        """The approvals by people that something ran with, of the plan and of single calls."""
-        return [given for given in self.approvals if given.decision == "approve" and given.used_at and given.known_by != NOT_REQUIRED]
+        """The approvals by people that something ran with, of the plan and of single calls. An answer to a question approves nothing."""
+        given = [answer for answer in self.approvals if answer.decision == "approve" and answer.result is None]
+        return [approval for approval in given if approval.used_at is not None and approval.known_by != NOT_REQUIRED]
 
     @property
     def deciding_approvals(self) -> list[Approval]:

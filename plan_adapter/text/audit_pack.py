@@ -48,7 +48,7 @@ COLUMNS: Mapping[str, str] = {
     "author_known_by": "How the author is known",
     "approved_by": "Approved by",
     "approvals": "Approvals and rejections",
-    "separate_approver": "Approver is neither requester nor author",
+    "separate_approver": "Separate approver",
     "tested": "Tested",
     "earlier_completed_runs": "Earlier runs of the same content that completed",
     "steps": "Steps",
@@ -69,6 +69,12 @@ POPULATION_COLUMNS = ("run", "plan", "version", "plan_digest", "status", "reques
 
 OVERVIEW_COLUMNS = ("run", "plan", "requested_by", "approved_by", "separate_approver", "began_at", "status", "deviations")
 """The columns of the page's table. Each run has all of them below it."""
+
+
+STYLE = """\
+.wide tr{border-bottom:1px solid #8883}.wide td,.wide th{overflow-wrap:break-word}
+@page{size:landscape}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +350,7 @@ def pack_html(pack: AuditPack) -> str:
             *html.section("Each run", [line for row in pack.rows for line in _details(row)]),
             f'<p class="dim">{html.text(f"made {_instant(pack.made_at)} by `plan audit` from {pack.store}")}</p>',
         ]
-        return html.page(f"Changes from {period}", body)
+        return html.page(f"Changes from {period}", body, style=STYLE)
 
 
 def _details(row: PackRow) -> Iterator[str]:
@@ -356,25 +362,22 @@ def _details(row: PackRow) -> Iterator[str]:
 
 
 def _drawing(pack: AuditPack) -> list[tuple[str, str]]:
+    """Return how the sample was drawn, by name."""
     found = pack.runs
-    rows = [
-        ("Period (UTC)", f"{_instant(found.period.since)} to {_instant(found.period.until)}, both included"),
-        ("Time zone of the period", pack.zone),
-        ("Plan", pack.plan or "every plan"),
-        ("Population", f"{counted(len(found.population), 'run')} requested in the period, listed in population.csv"),
-        (
-            "Pruned",
-            f"{counted(len(found.pruned), 'run')} that ended in the period: only tombstones are left, so none is in the sample",
-        ),
-        ("Sample", counted(len(found.sample), "run")),
-        ("Store", pack.store),
-    ]
+    rows = {
+        "Period (UTC)": f"{_instant(found.period.since)} to {_instant(found.period.until)}, both included",
+        "Time zone of the period": pack.zone,
+        "Plan": pack.plan or "every plan",
+        "Population": f"{counted(len(found.population), 'run')} requested in the period, listed in population.csv",
+        "Sample": counted(len(found.sample), "run"),
+    }
     if pack.seed is not None:
         again = f"random.Random({pack.seed}).sample(sorted(runs), {len(found.sample)})"
-        rows.insert(
-            6, ("Seed", f"{pack.seed}: in Python, {again} draws these runs again from the runs of population.csv that are not pruned")
-        )
-    return rows
+        rows["Seed"] = f"{pack.seed}. In Python, {again} draws the sample again; `runs` are those of population.csv that are not pruned."
+    if found.pruned:
+        count = counted(len(found.pruned), "run")
+        rows["Pruned"] = f"{count} that ended in the period. Only tombstones are left, so none is in the population or the sample."
+    return [*rows.items(), ("Store", pack.store)]
 
 
 def summary_lines(pack: AuditPack) -> list[str]:

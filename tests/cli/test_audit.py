@@ -232,7 +232,9 @@ def test_cancelled_rejected_and_waiting_runs_say_so(plan: Plan) -> None:
 def test_an_answer_to_a_question_is_no_approval(plan: Plan) -> None:
     run_id = asking(plan)
     plan("answer", run_id, "decide", "choice=switch")
+    resumed(plan, run_id)
     row = only(plan)
+    assert (row["status"], "approved by the requester" in row["deviations"]) == ("completed", False), row
     assert f"step decide: answered by {ME} (os_user)" in row["approvals"]
 
 

@@ -6,6 +6,7 @@ It holds recorded facts and what follows from them. What the store does not reco
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 from plan_adapter.model.approvals import Approval
@@ -91,7 +92,7 @@ class RecordCheck:
     digest: str | None  # of the newest entry of the audit log
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChangeRecord:
     """A run, and what is recorded about it as a change. Its attempts have no parameters and its receipts no results."""
 
@@ -105,18 +106,18 @@ class ChangeRecord:
     earlier_completed: int = 0  # how many runs of the same content had completed when this one was requested
     check: RecordCheck | None = None  # None: not checked
 
-    @property
+    @cached_property
     def authors(self) -> tuple[str, ...]:
         """Who saved a version of this content, or replaced the plan of the run. Empty if nobody is recorded."""
         replaced = [change.by for change in self.plan_changes if change.changes_plan]
         return tuple(dict.fromkeys([*(version.author for version in self.versions), *replaced]))
 
-    @property
+    @cached_property
     def writes(self) -> list[Attempt]:
         """The calls that write, without those of a rollback."""
         return [attempt for attempt in self.attempts if attempt.effect != "read" and attempt.kind != "rollback"]
 
-    @property
+    @cached_property
     def used_approvals(self) -> list[Approval]:
         """The approvals by people that something ran with, of the plan and of single calls. An answer to a question approves nothing."""
         given = [answer for answer in self.approvals if answer.decision == "approve" and answer.result is None]
@@ -132,7 +133,7 @@ class ChangeRecord:
         by_id = {given.id: given for given in used}
         return [by_id[call] for call in by_id if call in of_calls] if of_calls and of_calls <= by_id.keys() else []
 
-    @property
+    @cached_property
     def approved_by(self) -> ApprovedBy:
         """Who approved what ran."""
         deciding = self.deciding_approvals

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from io import StringIO
 
 from pydantic import JsonValue
@@ -328,6 +328,7 @@ def _csv(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return file.getvalue()
 
 
+@lru_cache(maxsize=1000)  # the runs of a plan repeat most of their cells
 def _cell(text: str) -> str:
     """Return `text` on one line, and so that no spreadsheet takes it for a formula."""
     is_formula = text.startswith(FORMULA_STARTS)

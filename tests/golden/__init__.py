@@ -3,6 +3,7 @@
 - `plans.jsonl`: documents of plans, with the digests of the plan, of its approval, of its standing approval and of the calls of its steps.
 - `store.sql`: a store with runs that ended, wait, have unknown outcomes or were erased; `erased.jsonl`: an export of the erased run;
   `erased.json`: one as earlier versions wrote it. `postgresql.sql`: the tables of revision 0001 on PostgreSQL.
+- `stores`: stores of earlier schemas and versions, with runs of the runbooks (`stores.py`).
 - `outputs.json`: what each verb prints with `--json`.
 - `words.json`: the words that are stored: tables, columns, triggers, and the values of the enumerations.
 

@@ -1,6 +1,5 @@
 """Tests of replays: recorded runs against another version of their plan."""
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -13,10 +12,9 @@ from xml.etree import ElementTree
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from plan_adapter import PlanStore, run_plan, tool
+from plan_adapter import run_plan, tool
 from plan_adapter.errors import RunFailedError, RunNotFoundError
 from plan_adapter.gates import PolicyApprover, Rule
-from plan_adapter.local.settings import Settings
 from plan_adapter.replay import replay
 from plan_adapter.runs import Replay, replay_runs
 from plan_adapter.store import load_plan
@@ -26,8 +24,6 @@ from plan_adapter.text.replay_text import difference_text, replay_lines
 from plan_adapter.tools.registry import ToolRegistry
 from tests.cli.conftest import Plan, home, plan
 from tests.cli.scenes import ran
-from tests.golden import session
-from tests.golden.tools import registry
 
 __all__ = ["home", "plan"]
 
@@ -334,24 +330,3 @@ def test_inputs_that_do_not_fit_any_more_and_a_tool_that_is_gone_are_reported(pl
     found = replay_runs(json.dumps(without), tools=[move])
     assert [difference_text(one) for one in found.runs[0].differences] == ["look: no longer calls load: node=a"]
     assert "the order of steps was not compared in 1 run" in "\n".join(replay_lines(found))
-
-
-def test_runs_of_an_earlier_version_of_this_package_go_as_they_went(tmp_path: Path) -> None:
-    async def differences() -> dict[str, list[str]]:
-        async with PlanStore() as store:
-            found = dict[str, list[str]]()
-            for digest in {run.digest for run in await store.runs(100)}:
-                stored = await store.get(digest)
-                try:
-                    replayed = await replay(stored, registry, store, Settings(), runs=100)
-                except RunNotFoundError:  # it has another name in the store
-                    continue
-                found |= {run.run.id: [*map(difference_text, run.differences)] for run in replayed.runs if run.run.digest == digest}
-            return found
-
-    folder = tmp_path / "golden"
-    with session.home(folder):
-        session.restored(folder / "home/plans.db")
-        found = asyncio.run(differences())
-    assert len(found) >= 3
-    assert {run_id: texts for run_id, texts in found.items() if texts} == {}

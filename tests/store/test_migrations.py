@@ -91,6 +91,14 @@ async def test_a_store_whose_upgrade_was_killed_is_upgraded_again(first_url: str
         assert (await begun(store)).status is PlanStatus.EXECUTING
 
 
+async def test_a_store_that_no_version_upgrades_says_so(first_url: str):
+    await Sql(first_url).run(lambda connection: metadata.tables["commands"].drop(connection))
+    async with PlanStore(first_url) as store:
+        with pytest.raises(StoreError, match="a development version before 2026-11-26 made this store"):
+            await store.upgrade()
+    assert await Sql(first_url).run(schema_revision.read_revision) == "0001"
+
+
 def _differences(connection: Connection) -> list[Any]:
     options = {"version_table": REVISION_TABLE, "compare_type": True}
     return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)

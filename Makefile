@@ -1,6 +1,6 @@
 # `make demo` and `make test` first set up what is missing. They need only Python 3.11 or later, make and git.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests thorough check format generated site browser faults matrix newest release-check bench blocks lock clean
+.PHONY: help demo test tests thorough check format generated site browser faults matrix newest release-check bench bench-once blocks lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
@@ -60,6 +60,9 @@ newest: $(STAMP)  ## run the tests that touch Prefect, the store, the model clie
 
 release-check: $(STAMP)  ## build sdist and wheel into dist/, install the wheel in an empty environment, and use it as documented
 	@$(PYTHON) -m tests.release
+
+bench-once: $(STAMP)  ## kill one approved call at each place, with this package and with newest peers: about 10 minutes
+	@$(PYTHON) -m tests.benchmarks.once KILLS=$(KILLS) PEER_KILLS=$(PEER_KILLS) SEED=$(SEED) ONLY=$(ONLY)
 
 bench: $(STAMP)  ## measure against hand-written Prefect flows
 	@$(PYTHON) -m pytest tests/benchmarks -m benchmark -s -n 0

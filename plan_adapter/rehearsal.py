@@ -116,8 +116,8 @@ class Recorded(Protocol):
         """Return how the same call ended. None if the run did not make it."""
         ...
 
-    def made_before(self, failed: Receipt) -> set[tuple[str, int | None]]:
-        """Return the step and item of each call that began before this one failed. After a failure, none may begin."""
+    def begun_before(self, step_id: str, item: int | None) -> set[tuple[str, int | None]]:
+        """Return the step and item of each call that begins before this one fails or is refused. Afterwards, none may begin."""
         ...
 
     def refusal_at(self, step_id: str, item: int | None) -> RunReason | None:
@@ -146,8 +146,9 @@ class Rehearsal:
         """Execute the plan once. With `recorded`, calls that it knows end as they did then. Raises InvalidPlanError for wrong inputs."""
         known = bind_inputs(self.known, inputs)
         bound = bind_inputs(self._quiet, known.inputs)
-        gates = _ListedGates(self.known, self.policy, answers or {}, recorded)
-        steps = _RehearsingStepRunner(known, gates, reads=reads, recorded=recorded)
+        begun = _BegunCalls(recorded)
+        gates = _ListedGates(self.known, self.policy, answers or {}, recorded, begun)
+        steps = _RehearsingStepRunner(known, gates, begun, reads=reads, recorded=recorded)
         run_id = None if recorded is None else recorded.run.id
         request = RunRequest(requested_by=os_user(), settings=self._settings, run_id=run_id)
         run = await create_run(bound, self._store, request)
@@ -243,15 +244,44 @@ class _SimulationSaysNoError(ToolError):
     """A simulation works, and could not tell: what earlier writes would have made is not there."""
 
 
+class _BegunCalls:
+    """The calls that have begun. A call that ends a run waits for those that begin before it does: between its attempts, or beside it."""
+
+    def __init__(self, recorded: Recorded | None) -> None:
+        self._recorded = recorded
+        self._begun = set[tuple[str, int | None]]()
+        self._another_began = asyncio.Event()
+
+    def add(self, call: StepCall) -> None:
+        """Note that `call` has begun."""
+        self._begun.add((call.step.id, call.item))
+        self._another_began.set()
+
+    async def wait_before(self, step_id: str, item: int | None) -> None:
+        """Wait for those that begin before this call fails or is refused, as long as another one begins every now and then."""
+        before = set[tuple[str, int | None]]() if self._recorded is None else self._recorded.begun_before(step_id, item)
+        with suppress(TimeoutError):
+            while not before <= self._begun:
+                self._another_began.clear()
+                async with asyncio.timeout(OTHERS_SECONDS):
+                    await self._another_began.wait()
+
+
 class _ListedGates:
     """Lists the gates that would open, and asks nobody. Implements `ports.StepGates`."""
 
     waits = True
 
     def __init__(
-        self, validated: ValidatedPlan, policy: EffectivePolicy, answers: Mapping[str, dict[str, JsonValue]], recorded: Recorded | None
+        self,
+        validated: ValidatedPlan,
+        policy: EffectivePolicy,
+        answers: Mapping[str, dict[str, JsonValue]],
+        recorded: Recorded | None,
+        begun: _BegunCalls,
     ) -> None:
         self._recorded = recorded
+        self._begun = begun
         self.opened = list[DryRunGate]()
         self._validated = validated
         self._policy = policy
@@ -272,6 +302,7 @@ class _ListedGates:
         kind = "approval" if step.ask is None else "question"
         self.opened.append(DryRunGate(call.name, kind, self._answers.get(step.id), step.id, call.item))
         if self._recorded is not None and (reason := self._recorded.refusal_at(step.id, call.item)) is not None:
+            await self._begun.wait_before(step.id, call.item)
             return GateRefusal(reason, tr("as in the recorded run"))
         now = datetime.now(UTC)
         return Approval(new_id(), call.approval_digest, "approve", os_user(), "unverified", now, step_id=step.id, item=call.item)
@@ -280,10 +311,9 @@ class _ListedGates:
 class _RehearsingStepRunner(DirectStepRunner):
     """Makes the calls that read, and simulates the others. Implements `ports.StepRunner`."""
 
-    def __init__(self, bound: BoundPlan, gates: _ListedGates, *, reads: bool, recorded: Recorded | None) -> None:
+    def __init__(self, bound: BoundPlan, gates: _ListedGates, begun: _BegunCalls, *, reads: bool, recorded: Recorded | None) -> None:
         self._recorded = recorded
-        self._begun = set[tuple[str, int | None]]()  # the step and item of each call that was reached
-        self._another_began = asyncio.Event()
+        self._begun = begun
         self.calls = list[DryRunCall]()
         self._tools = bound.validated.used_tools
         self._conditions = dict[str, str]()  # by step
@@ -297,27 +327,15 @@ class _RehearsingStepRunner(DirectStepRunner):
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
         """Make one attempt of `call` if its tool only reads and everything is known. Otherwise simulate it."""
-        self._begun.add((call.step.id, call.item))
-        self._another_began.set()
+        self._begun.add(call)
         why = self._why_not_called(call)
         if why is None:
             return await self._read(call)
         end = await call.rehearse(partial(self._answer, call, why))
         if end.outcome != "succeeded":
             self._note(call, "failed", _parameters_of(call), why=end.in_words)
-            await self._let_others_begin(call)
+            await self._begun.wait_before(call.step.id, call.item)
         return end
-
-    async def _let_others_begin(self, call: StepCall) -> None:
-        """After a call failed as it did in the recorded run, wait for those that began meanwhile: between its attempts, or beside it."""
-        recorded = self._recorded
-        end = None if recorded is None else recorded.end_of(call, _parameters_of(call))
-        before = set[tuple[str, int | None]]() if recorded is None or end is None else recorded.made_before(end)
-        with suppress(TimeoutError):
-            while not before <= self._begun:
-                self._another_began.clear()
-                async with asyncio.timeout(OTHERS_SECONDS):
-                    await self._another_began.wait()
 
     async def _read(self, call: StepCall) -> AttemptEnd:
         """Make one attempt. If it fails after a write that was not made, which it may depend on, its result is unknown."""
@@ -356,7 +374,10 @@ class _RehearsingStepRunner(DirectStepRunner):
             self._note(call, "recorded", parameters, result=end.result)
             return end.result
         if call.step.ask is not None:
-            return {**self._gates.answer_to(call.step)}
+            answer = dict[str, JsonValue](self._gates.answer_to(call.step))
+            if self._recorded is not None:
+                self._note(call, "recorded", parameters, result=answer)
+            return answer
         tool = self._tools.get(call.tool_name)
         if tool is None or tool.simulate is None or has_unknown(parameters):
             self._note(call, "unknown", parameters, result=unknown, why=why)

@@ -1,15 +1,17 @@
 """`replay_runs`: executes a plan again for recorded runs, with the answers that their calls got, and without any effect."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TypeVar, cast
 
 from pydantic import JsonValue
 
 from plan_adapter.execution.ports import StepCall
+from plan_adapter.gates.approval import needs_gate
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.loading import PlanSource, aplan_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval, Gate
@@ -29,10 +31,14 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry, Tools, as_registry
 from plan_adapter.twins import sync_twin
 from plan_adapter.validation import ValidatedPlan, validate
+from plan_adapter.validation.inputs import read_values
 
 _REPLAYED = (None, RunReason.STEP_FAILED, RunReason.REJECTED, RunReason.EXHAUSTED)
 """Why a run may have ended to be replayed. Where time, a kill or a person outside the plan ended it,
 the record does not say what came next."""
+
+PAGE = 64
+"""How many runs are read at first. More are read if too few of them can be replayed."""
 
 _ENDED = (StepStatus.COMPLETED, StepStatus.FAILED)
 
@@ -64,27 +70,49 @@ async def replay(
 ) -> Replay:
     """Replay recorded runs with `plan`, as `areplay_runs` does."""
     known = validate(plan, tools)
-    found = await store.runs(runs, names=[known.plan.name])
-    if since is not None:
-        start = await store.now() - since
-        found = [run for run in found if run.created_at >= start]
-    if not found:
-        when = "" if since is None else " in this time"
-        raise RunNotFoundError(f"the store has no run of `{known.plan.name}`{when}", hint="`plan runs` lists the runs")
-    fitting = [run for run in found if run.has_ended and run.reason in _REPLAYED]
-    left_out = Counter((run.reason or run.status).value for run in found if run not in fitting)
-    policy, earlier, replayed = await store.policy.effective(settings), dict[str, _EarlierPlan](), list[ReplayedRun]()
-    order = _Order(known)
+    when = "" if since is None else " in this time"
+    start = None if since is None else await store.now() - since
+    policy, earlier = await store.policy.effective(settings), dict[str, _EarlierPlan]()
+    order, replayed, left_out = _Order(known, policy), list[ReplayedRun](), Counter[str]()
     async with rehearsals(known, tools, policy=policy, settings=settings) as rehearsal:
-        for run in fitting:
+        async for run in _newest_runs(store, known.plan.name, start):
+            if len(replayed) == runs:
+                break
+            if not (run.has_ended and run.reason in _REPLAYED):
+                left_out[(run.reason or run.status).value] += 1
+                continue
             if run.digest not in earlier:
-                earlier[run.digest] = _EarlierPlan.of(await store.get(run.digest), tools)
-            recorded = await _read_record(run, store, earlier[run.digest], known)
+                earlier[run.digest] = _EarlierPlan.of(await store.get(run.digest), tools, policy)
+            recorded = await _read_record(run, store, earlier[run.digest], known, order)
             if run.reason is RunReason.REJECTED and recorded.refusal_of_plan:
                 left_out["rejected"] += 1
                 continue
             replayed.append(await _replay_run(recorded, rehearsal, order))
+    if not replayed and left_out:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
+        raise RunNotFoundError(
+            f"no run of `{known.plan.name}`{when} can be replayed ({reasons}): their records do not say what came next",
+            hint="`plan test --record RUN` and `plan run --dry` also show what a plan does",
+        )
+    if not replayed:
+        raise RunNotFoundError(f"the store has no run of `{known.plan.name}`{when}", hint="`plan runs` lists the runs and their plans")
     return Replay(known.plan.name, tuple(replayed), left_out, tuple(_findings(replayed, known)))
+
+
+async def _newest_runs(store: PlanStore, name: str, start: datetime | None) -> AsyncIterator[PlanRun]:
+    """Yield the runs of a plan that began after `start`, newest first."""
+    seen, limit = set[str](), PAGE
+    while True:
+        page = await store.runs(limit, names=[name])
+        for run in page:
+            if start is not None and run.created_at < start:
+                return
+            if run.id not in seen:
+                seen.add(run.id)
+                yield run
+        if len(page) < limit:
+            return
+        limit *= 4
 
 
 @dataclass(frozen=True)
@@ -98,6 +126,7 @@ class _RecordedRun:
     gates: Sequence[Gate]
     approvals: Sequence[Approval]
     same_goals: frozenset[str]  # the goals that the run and its replay have in common
+    now: "_Order"  # of the plan that is replayed
 
     @cached_property
     def _ends(self) -> dict[tuple[str, CallKind, str, bytes], Receipt]:
@@ -127,9 +156,42 @@ class _RecordedRun:
         ended = self.run.completed_at or self.run.updated_at
         return Receipt("", self.run.id, step.id, call.item, 1, outcome, result, step.error, ended, 0)
 
-    def made_before(self, failed: Receipt) -> set[tuple[str, int | None]]:
-        """Return the step and item of each call that began before `failed`."""
-        return {(call.step_id, call.item) for call in self.attempts if call.kind == "step" and call.started_at < failed.ended_at}
+    def begun_before(self, step_id: str, item: int | None) -> set[tuple[str, int | None]]:
+        """Return the step and item of each call that begins before this one fails or is refused.
+
+        Those are the calls that had begun then, and those of new steps that do not wait for it.
+        """
+        ends = [receipt.ended_at for receipt in self.receipts.values() if (receipt.step_id, receipt.item) == (step_id, item)]
+        ends += [given.at for given in self.approvals if (given.step_id, given.item) == (step_id, item)]
+        ends += [gate.closed_at for gate in self.gates if gate.closed_at is not None and (gate.step_id, gate.item) == (step_id, item)]
+        begun = {(call.step_id, call.item) for call in self.attempts if call.kind == "step" and ends and call.started_at < max(ends)}
+        return begun | {(step, None) for step in self.new_steps if step != step_id and not self.now.is_before(step_id, step)}
+
+    @cached_property
+    def new_steps(self) -> frozenset[str]:
+        """The steps that make one call each, at any rate, and that the plan of the run does not have."""
+        before = {step.id for step in self.earlier.plan.all_steps}
+        return frozenset(
+            step_id
+            for step_id in self.now.plan.order
+            if step_id not in before and (step := self.now.plan.steps[step_id]).when is None and step.for_each is None and not step.inner
+        )
+
+    def depends_on_time(self, step_id: str) -> bool:
+        """Whether a step that was not called in the run may begin before one that stopped the run, or may not."""
+        return any(stop != step_id and not self.now.is_before(stop, step_id) for stop in self.stops)
+
+    @cached_property
+    def stops(self) -> frozenset[str]:
+        """The steps that failed or were refused in the run. What else had begun by then depends on the time that each call took."""
+        return frozenset(
+            step.id
+            for step in self.run.steps
+            if step.status is StepStatus.FAILED or any(self.refusal_at(step.id, item) for item in {None, *self._gated_items(step.id)})
+        )
+
+    def _gated_items(self, step_id: str) -> set[int | None]:
+        return {gate.item for gate in self.gates if gate.step_id == step_id}
 
     def refusal_at(self, step_id: str, item: int | None) -> RunReason | None:
         """Return why the call was not made after its gate. None if it was approved."""
@@ -176,13 +238,13 @@ def _content(parameters: Mapping[str, JsonValue]) -> bytes:
     return canonical_json(redacted(dict(parameters)))
 
 
-async def _read_record(listed: PlanRun, store: PlanStore, earlier: "_EarlierPlan", now: ValidatedPlan) -> _RecordedRun:
+async def _read_record(listed: PlanRun, store: PlanStore, earlier: "_EarlierPlan", now: ValidatedPlan, order: "_Order") -> _RecordedRun:
     run = await store.run(listed.id)
     ends = {receipt.attempt_id: receipt for receipt in await store.receipts(run.id)}
     before = {step.id: step for step in earlier.plan.all_steps if step.goal is not None}
     same = frozenset(step_id for step_id, step in before.items() if step_id in now.steps and _is_same_goal(step, now.steps[step_id]))
     gates, approvals = await store.gates.find(run_id=run.id, open_only=False), await store.approvals(run.id)
-    return _RecordedRun(run, earlier, await store.attempts(run.id), ends, gates, approvals, same)
+    return _RecordedRun(run, earlier, await store.attempts(run.id), ends, gates, approvals, same, order)
 
 
 def _is_same_goal(before: Step, now: Step) -> bool:
@@ -190,20 +252,37 @@ def _is_same_goal(before: Step, now: Step) -> bool:
 
 
 async def _replay_run(recorded: _RecordedRun, rehearsal: Rehearsal, order: "_Order") -> ReplayedRun:
+    answers, unfit = _fitting_answers(recorded, rehearsal.known)
     try:
-        found = await rehearsal.run(_inputs_of(recorded.run, rehearsal.known.plan), answers=recorded.answers, recorded=recorded)
+        found = await rehearsal.run(_inputs_of(recorded.run, rehearsal.known.plan), answers=answers, recorded=recorded)
     except InvalidPlanError as error:  # of its inputs
         first = error.problems[0]
-        return ReplayedRun(recorded.run, (Difference("no_start", None, first.at, writes=False, after=first.message),), 0)
+        return ReplayedRun(recorded.run, (Difference("no_start", None, first.at, writes=True, after=first.message),), 0)
     differences = [
+        *unfit,
         *_compare_calls(recorded, found, rehearsal.known),
         *_compare_gates(recorded, found, rehearsal.known),
-        *_compare_ends(recorded.run, found),
+        *_compare_ends(recorded, found),
     ]
     if recorded.earlier.order is not None:
-        called = {call.step_id for call in recorded.calls} & {call.step_id for call in found.calls}
-        differences += _compare_order(recorded.earlier.order, order, called)
+        differences += _compare_order(recorded.earlier.order, order, recorded, found)
     return ReplayedRun(recorded.run, tuple(differences), found.effects, has_order=recorded.earlier.order is not None)
+
+
+def _fitting_answers(recorded: _RecordedRun, now: ValidatedPlan) -> tuple[dict[str, dict[str, JsonValue]], list[Difference]]:
+    """Return the answers of the run that the questions still take, and a difference for each that they no longer take."""
+    answers, unfit = dict[str, dict[str, JsonValue]](), list[Difference]()
+    for step_id, values in recorded.answers.items():
+        step = now.steps.get(step_id)
+        if step is None or step.ask is None:
+            continue
+        kept = {name: value for name, value in values.items() if name in step.ask.fields}
+        typed, problems = read_values(step.ask.fields, kept, from_text=False, what="field")
+        if problems:
+            unfit.append(Difference("no_answer", step_id, "", writes=True, after="; ".join(f"{found.at.removeprefix('fields.')}: {found.message}" for found in problems)))
+        else:
+            answers[step_id] = typed
+    return answers, unfit
 
 
 def _inputs_of(run: PlanRun, plan: ExecutionPlan) -> dict[str, JsonValue]:
@@ -214,6 +293,7 @@ def _inputs_of(run: PlanRun, plan: ExecutionPlan) -> dict[str, JsonValue]:
 def _compare_calls(recorded: _RecordedRun, found: DryRun, now: ValidatedPlan) -> Iterator[Difference]:
     """Yield the calls that are made newly, no longer, or with other parameters. Calls of a step are compared as sets, then by item."""
     made = [call for call in found.calls if call.kind == "step" and call.step_id not in recorded.same_goals]
+    was = {step.id for step in recorded.earlier.plan.all_steps}
     for step_id in dict.fromkeys([*(call.step_id for call in recorded.calls), *(call.step_id for call in made)]):
         old = [call for call in recorded.calls if call.step_id == step_id]
         new = [call for call in made if call.step_id == step_id]
@@ -229,6 +309,8 @@ def _compare_calls(recorded: _RecordedRun, found: DryRun, now: ValidatedPlan) ->
             beside = _step_before(step_id, recorded.earlier.plan, now)
             yield Difference("gone_call", step_id, call.tool_name, call.effect != "read", before=_shown(call), beside=beside)
         for call in new:
+            if step_id in was and recorded.depends_on_time(step_id):
+                continue
             yield Difference("new_call", step_id, call.tool_name, call.effect != "read", after=_shown(call), repeats=_twin_of(call, made))
 
 
@@ -286,7 +368,12 @@ def _compare_gates(recorded: _RecordedRun, found: DryRun, now: ValidatedPlan) ->
             yield Difference("gone_gate", step_id, "", writes)
 
 
-def _compare_ends(run: PlanRun, found: DryRun) -> Iterator[Difference]:
+def _compare_ends(recorded: _RecordedRun, found: DryRun) -> Iterator[Difference]:
+    run = recorded.run
+    unknown = {call.step_id for call in found.calls if call.how == "unknown"}
+    if run.status is not found.run.status and unknown & recorded.stops:  # it was assumed to succeed
+        yield Difference("other_end", None, "", writes=False, before=run.status.value)
+        return
     if run.status is not found.run.status:
         yield Difference("other_end", None, "", writes=False, before=run.status.value, after=found.run.status.value)
         return
@@ -296,21 +383,30 @@ def _compare_ends(run: PlanRun, found: DryRun) -> Iterator[Difference]:
             yield Difference("other_output", None, name, writes=False, before=before, after=after)
 
 
-def _compare_order(old: "_Order", new: "_Order", called: set[str]) -> Iterator[Difference]:
-    """Yield the steps that would no longer wait for a step that they directly waited for, of those that both call."""
-    for step_id in called:
+def _compare_order(old: "_Order", new: "_Order", recorded: _RecordedRun, found: DryRun) -> Iterator[Difference]:
+    """Yield the steps that would no longer wait for a step that they directly waited for.
+
+    Both call them, or the earlier one stopped the run, so that the later one was not reached.
+    """
+    called = ({call.step_id for call in recorded.calls} & {call.step_id for call in found.calls}) | (recorded.stops & {*new.plan.order})
+    stopped = {step.id for step in recorded.run.steps if step.status is StepStatus.SKIPPED and step.id in new.plan.steps}
+    for step_id in sorted(called | stopped):
         for earlier in sorted(old.directly_before(step_id, called)):
-            if not new.is_before(earlier, step_id):
+            if (step_id in called or earlier in recorded.stops) and not new.is_before(earlier, step_id):
                 after = "before" if new.is_before(step_id, earlier) else "at once"
                 writes = new.plan.effect_of(step_id) != "read"
                 yield Difference("other_order", step_id, earlier, writes, before="after", after=after)
 
 
 class _Order:
-    """Which steps of a plan come before which."""
+    """Which steps of a plan come before which.
 
-    def __init__(self, plan: ValidatedPlan) -> None:
+    A plan without `allow_parallel` runs its steps one after the other, but not those that wait at a gate: the others go on meanwhile.
+    """
+
+    def __init__(self, plan: ValidatedPlan, policy: EffectivePolicy) -> None:
         self.plan = plan
+        self._policy = policy
         self._is_sequence = plan.plan.options.parallel_limit == 1
         order = [*plan.order, *plan.finally_order]
         self._places = {step_id: place for place, step_id in enumerate(order)}
@@ -321,9 +417,18 @@ class _Order:
 
     def is_before(self, first: str, second: str) -> bool:
         """Return whether `second` starts only after `first` has ended."""
-        if self._is_sequence:
-            return self._places.get(first, -1) < self._places.get(second, -1)
-        return first in self._all.get(second, ()) or self._is_in_finally(first, second)
+        if first in self._all.get(second, ()) or self._is_in_finally(first, second):
+            return True
+        return self._is_sequence and self._places.get(first, -1) < self._places.get(second, -1) and first not in self._waiting
+
+    @cached_property
+    def _waiting(self) -> frozenset[str]:
+        """The steps that wait at a gate, or for one that does."""
+        asked = {step_id for step_id in self._places if self._stops_at_gate(self.plan.steps[step_id])}
+        return frozenset(step_id for step_id in self._places if step_id in asked or asked & self._all[step_id])
+
+    def _stops_at_gate(self, step: Step) -> bool:
+        return step.ask is not None or needs_gate(step, self.plan, self._policy) or any(map(self._stops_at_gate, step.inner))
 
     def _is_in_finally(self, first: str, second: str) -> bool:
         return second in self.plan.finally_order and first in self.plan.order
@@ -342,16 +447,16 @@ class _EarlierPlan:
     order: _Order | None  # None: it is no longer valid, because a tool has gone or changed
 
     @classmethod
-    def of(cls, plan: ExecutionPlan, tools: ToolRegistry) -> "_EarlierPlan":
+    def of(cls, plan: ExecutionPlan, tools: ToolRegistry, policy: EffectivePolicy) -> "_EarlierPlan":
         """Return `plan` with the order of its steps, if it is still valid."""
         try:
-            return cls(plan, _Order(validate(plan, tools)))
+            return cls(plan, _Order(validate(plan, tools), policy))
         except InvalidPlanError:
             return cls(plan, None)
 
 
 def _findings(replayed: Sequence[ReplayedRun], plan: ValidatedPlan) -> list[ReplayFinding]:
-    """Return each difference once, with the runs that have it, in the order of the document."""
+    """Return each difference once, with the runs that have it: first those about writes, each in the order of the document."""
     found = dict[tuple[object, ...], tuple[Difference, dict[str, None]]]()
     for run in replayed:
         for difference in run.differences:
@@ -365,7 +470,7 @@ def _findings(replayed: Sequence[ReplayedRun], plan: ValidatedPlan) -> list[Repl
         line, column = (None, None) if (marks := document._marks) is None else marks.find(at)  # pyright: ignore[reportPrivateUsage]
         file = document._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
         findings.append(ReplayFinding(difference, tuple(runs), at, line, column, file))
-    return sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
+    return sorted(findings, key=lambda finding: (not finding.first.writes, finding.line or 0, finding.column or 0))
 
 
 def _place_of(difference: Difference, plan: ExecutionPlan, places: Mapping[str, str]) -> str:

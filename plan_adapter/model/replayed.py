@@ -9,10 +9,13 @@ from pydantic import JsonValue
 from plan_adapter.model.record import PlanRun
 
 DifferenceKind: TypeAlias = Literal[
-    "new_call", "gone_call", "other_values", "other_order", "new_gate", "gone_gate", "other_output", "other_end", "no_start"
+    "new_call", "gone_call", "other_values", "other_order", "new_gate", "gone_gate", "other_output", "other_end", "no_start", "no_answer"
 ]
 """In what a run would differ: a call that it did not make, one that it would no longer make, a call with other parameters, a step that
-would no longer wait for another, a gate, an output, how it ends, or that its inputs do not fit."""
+would no longer wait for another, a gate, an output, how it ends, or that its inputs or an answer do not fit any more."""
+
+FailOn: TypeAlias = Literal["any", "write"]
+"""Which differences count as failures: `write`, those about calls that write and lost gates, and what does not fit any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,15 @@ class Difference:
     kind: DifferenceKind
     step_id: str | None  # None: the whole plan
     subject: str  # what differs in the step: the name of a parameter, of another step, of the tool or of an output
-    writes: bool  # whether it is about a call that writes, or a gate that is lost
+    writes: bool  # whether it is about a call that writes or a lost gate, or leaves that open: what does not fit any more
     before: JsonValue = None  # what the run did
     after: JsonValue = None  # what it would do; what is not known is the expression that gives it
     repeats: str | None = None  # of a new call: the step that makes the same one
     beside: str | None = None  # of a step that the plan no longer has: the one before it
+
+    def counts(self, fail_on: FailOn) -> bool:
+        """Whether it is a failure."""
+        return fail_on == "any" or self.writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class Replay:
     name: str  # the plan's name
     runs: tuple[ReplayedRun, ...]  # newest first
     left_out: Mapping[str, int]  # how many runs cannot be replayed, by why they ended
-    findings: tuple[ReplayFinding, ...]  # in the order of the document
+    findings: tuple[ReplayFinding, ...]  # first those about writes, each in the order of the document
 
     @property
     def same(self) -> int:
@@ -70,6 +77,6 @@ class Replay:
         """How many attempts of writes the records of the replays hold: always 0."""
         return sum(run.effects for run in self.runs)
 
-    def failing(self, fail_on: Literal["any", "write"]) -> Sequence[ReplayFinding]:
-        """Return the findings that count as a failure: all, or those about writes and lost gates."""
-        return [finding for finding in self.findings if fail_on == "any" or finding.first.writes]
+    def failing(self, fail_on: FailOn) -> Sequence[ReplayFinding]:
+        """Return the findings that count as a failure: all, or those about writes, lost gates and what does not fit any more."""
+        return [finding for finding in self.findings if finding.first.counts(fail_on)]

@@ -8,7 +8,8 @@ from pydantic import JsonValue
 
 from plan_adapter.model.language import tr
 from plan_adapter.model.readable import as_text, counted, cut, redacted
-from plan_adapter.model.replayed import Difference, DifferenceKind, Replay, ReplayedRun, ReplayFinding
+from plan_adapter.model.replayed import Difference, DifferenceKind, FailOn, Replay, ReplayedRun, ReplayFinding
+from plan_adapter.model.values import Unknown
 
 VALUE_CHARACTERS = 60
 """How much of a value is in a line."""
@@ -27,6 +28,7 @@ RULES: Mapping[DifferenceKind, str] = {
     "other_output": "Another output.",
     "other_end": "Another end of the run.",
     "no_start": "Inputs of the run that do not fit any more.",
+    "no_answer": "An answer in the run that does not fit any more.",
 }
 """The kinds of differences, as SARIF lists them."""
 
@@ -82,6 +84,10 @@ def difference_text(found: Difference) -> str:
             return tr("output {name}: {before} -> {after}", name=subject, before=_value(found.before), after=_value(found.after))
         case "no_start":
             return tr("does not start: {problem}", problem=found.after)
+        case "no_answer":
+            return tr("{step}: does not take the answer of the run: {problem}", step=step, problem=found.after)
+        case "other_end" if found.after is None:
+            return tr("it is not known how it ends; it ended as {before}", before=found.before)
         case "other_end":
             return tr("ends as {after}, not as {before}", after=found.after, before=found.before)
 
@@ -93,6 +99,8 @@ def _values(parameters: JsonValue) -> str:
 
 def _value(value: JsonValue) -> str:
     text = as_text(redacted(value))
+    if isinstance(value, Unknown):
+        return tr("not known ({expression})", expression=text)
     return text if len(text) <= VALUE_CHARACTERS else f"{cut(text, VALUE_CHARACTERS)}…"
 
 
@@ -107,7 +115,7 @@ def replay_lines(found: Replay) -> list[str]:
         lines.append(
             tr("the order of steps was not compared in {runs}: the plan of that time uses a tool that is gone or has changed", runs=runs)
         )
-    return [*lines, tr("effects: {count}", count=found.effects)]
+    return [*lines, tr("effects of this replay: {count}", count=found.effects)]
 
 
 def run_json(run: ReplayedRun) -> dict[str, JsonValue]:
@@ -168,10 +176,19 @@ def replay_github(found: Replay) -> list[str]:
     """Return the findings as annotations of a GitHub workflow."""
     lines = list[str]()
     for finding in found.findings:
-        place = f"file={finding.file},line={finding.line},col={finding.column}," if finding.line is not None and finding.file else ""
-        message = _message(finding, found).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-        lines.append(f"::{_level(finding)} {place}title=plan replay::{message}")
+        file = (_file(finding) or "").translate(_IN_COMMAND | {ord(":"): "%3A", ord(","): "%2C"})
+        place = f"file={file},line={finding.line},col={finding.column}," if file else ""
+        lines.append(f"::{_level(finding)} {place}title=plan replay::{_message(finding, found).translate(_IN_COMMAND)}")
     return lines
+
+
+_IN_COMMAND = {ord("%"): "%25", ord("\r"): "%0D", ord("\n"): "%0A"}
+"""What a command of a GitHub workflow escapes; in its properties also colons and commas."""
+
+
+def _file(finding: ReplayFinding) -> str | None:
+    """Return the file of a finding, unless the document comes from somewhere else, such as `<stdin>`."""
+    return None if finding.line is None or (finding.file or "<").startswith("<") else finding.file
 
 
 def replay_sarif(found: Replay) -> str:
@@ -183,9 +200,9 @@ def replay_sarif(found: Replay) -> str:
             "level": _level(finding),
             "message": {"text": _message(finding, found)},
         }
-        if finding.line is not None and finding.file:
+        if (file := _file(finding)) is not None:
             region: dict[str, JsonValue] = {"startLine": finding.line, "startColumn": finding.column or 1}
-            result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": finding.file}, "region": region}}]
+            result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": region}}]
         results.append(result)
     rules: list[JsonValue] = [{"id": kind, "shortDescription": {"text": text}} for kind, text in RULES.items()]
     driver: dict[str, JsonValue] = {"name": "plan replay", "rules": rules}
@@ -193,14 +210,15 @@ def replay_sarif(found: Replay) -> str:
     return json.dumps(log, ensure_ascii=False, indent=2)
 
 
-def replay_junit(found: Replay) -> str:
-    """Return the runs as test cases of JUnit. A run that would go differently is a failure."""
-    failed = len(found.runs) - found.same
+def replay_junit(found: Replay, fail_on: FailOn) -> str:
+    """Return the runs as test cases of JUnit. A run with a difference that counts is a failure; its other ones are its output."""
+    failed = sum(any(difference.counts(fail_on) for difference in run.differences) for run in found.runs)
     suite = Element("testsuite", name=found.name, tests=str(len(found.runs)), failures=str(failed), errors="0")
     for run in found.runs:
         case = SubElement(suite, "testcase", classname=found.name, name=f"{run.run.id} {run.run.created_at:%Y-%m-%d %H:%M}")
-        if run.differences:
-            texts = [difference_text(difference) for difference in run.differences]
+        if texts := [difference_text(difference) for difference in run.differences if difference.counts(fail_on)]:
             SubElement(case, "failure", message=texts[0]).text = "\n".join(texts)
+        if others := [difference_text(difference) for difference in run.differences if not difference.counts(fail_on)]:
+            SubElement(case, "system-out").text = "\n".join(others)
     indent(suite)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(suite, encoding="unicode")

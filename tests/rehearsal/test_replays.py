@@ -13,8 +13,8 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from plan_adapter import run_plan, tool
-from plan_adapter.errors import RunFailedError, RunNotFoundError
-from plan_adapter.gates import PolicyApprover, Rule
+from plan_adapter.errors import RunNotFoundError
+from plan_adapter.gates import CallbackApprover, PolicyApprover, Rule
 from plan_adapter.replay import replay
 from plan_adapter.runs import Replay, replay_runs
 from plan_adapter.store import load_plan
@@ -205,7 +205,7 @@ def recorded(plan: Plan) -> Plan:
 
 def test_the_command_shows_what_differs_in_how_many_runs(recorded: Plan) -> None:
     same = ran(recorded, 0, "replay", "restart.yaml", "--fail-on", "any")
-    assert same.out.splitlines() == ["3 of 3 runs would go as they went", "effects: 0"]
+    assert same.out.splitlines() == ["3 of 3 runs would go as they went", "effects of this replay: 0"]
     shown = ran(recorded, 1, "replay", "edited.yaml", "--fail-on", "write")
     assert [re.sub(" {2,}", " | ", line) for line in shown.out.splitlines()] == [
         "PLACE | RUNS | WHAT WOULD GO DIFFERENTLY",
@@ -213,7 +213,7 @@ def test_the_command_shows_what_differs_in_how_many_runs(recorded: Plan) -> None
         "edited.yaml:12 | 3 of 3 | restart: no longer waits for an approval",
         "",
         "0 of 3 runs would go as they went",
-        "effects: 0",
+        "effects of this replay: 0",
     ]
     assert not [*Path().glob("drained-*")]
     assert ran(recorded, 0, "replay", "edited.yaml", "--runs", "1").out.splitlines()[-2] == "0 of 1 run would go as they went"
@@ -307,13 +307,97 @@ def test_failures_end_as_they_did_and_new_calls_are_unknown(plan: Plan) -> None:
     }
 
 
-def test_a_run_whose_plan_was_rejected_is_left_out(plan: Plan) -> None:
-    with pytest.raises(RunFailedError):
-        run_plan(
-            document(), tools=[load, move], inputs={"node": "a"}, offline=True, approver=PolicyApprover([Rule("reject")])
-        ).raise_for_status()
-    found = replay_runs(document(), tools=[load, move])
-    assert (found.runs, found.left_out) == ((), {"rejected": 1})
+def test_runs_that_cannot_be_replayed_are_left_out_and_do_not_count(plan: Plan) -> None:
+    approvers = [PolicyApprover([Rule()]), PolicyApprover([Rule("reject")])]
+    for node, approver in (("a", approvers[0]), ("b", approvers[0]), ("c", approvers[1])):
+        run_plan(document(), tools=[load, move], inputs={"node": node}, offline=True, approver=approver)
+        if node != "c":
+            assert len(replay_runs(document(), tools=[load, move]).runs) == ("a", "b").index(node) + 1
+    found = replay_runs(document(), tools=[load, move], runs=2)
+    assert (len(found.runs), found.left_out) == (2, {"rejected": 1})
+
+
+def test_only_runs_that_cannot_be_replayed_are_an_error(plan: Plan) -> None:
+    run_plan(document(), tools=[load, move], inputs={"node": "a"}, offline=True, approver=PolicyApprover([Rule("reject")]))
+    with pytest.raises(RunNotFoundError, match=r"no run of `moves` can be replayed \(1 rejected\)"):
+        replay_runs(document(), tools=[load, move])
+
+
+ROLLOUT = """
+name: rollout
+description: Copy the configuration of a host and announce it
+options: {require_approval: false}
+inputs: {host: {type: string}}
+steps:
+  - {id: current, read_file: "${{ inputs.host }}.cfg"}
+  - id: decide
+    ask: {question: "How to announce ${{ inputs.host }}?", fields: {channel: {type: string, enum: [mail, chat]}}}
+    needs: current
+  - id: deploy
+    write_file: {path: "out/${{ inputs.host }}.cfg", content: "${{ steps.current.result.text }}"}
+    needs: [current, decide]
+    requires_approval: true
+  - {id: announce, write_file: {path: "out/${{ steps.decide.result.channel }}", content: "${{ inputs.host }}"}, needs: deploy}
+  - {id: log, bash: "echo done >> log.txt", needs: announce}
+outputs: {path: "${{ steps.deploy.result.path }}"}
+"""
+
+
+@pytest.fixture
+def rollouts(plan: Plan) -> Plan:
+    """Runs of a plan with a question and a gate: two that completed, one whose gate was rejected, and one that failed."""
+    Path("out").mkdir()
+    for host in ("web-1", "web-2", "web-3"):
+        Path(f"{host}.cfg").write_text(f"host={host}\n", encoding="utf-8")
+    answers = {"web-1": ("mail", "approve"), "web-2": ("chat", "approve"), "web-3": ("chat", "reject"), "web-9": ("chat", "")}
+    for host, (channel, answer) in answers.items():
+        approver = CallbackApprover(
+            lambda request, channel=channel, answer=answer: {"channel": channel} if request.kind == "question" else answer
+        )
+        run_plan(ROLLOUT, tools=TOOLS, inputs={"host": host}, offline=True, approver=approver)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", []),
+        (
+            '${{ inputs.host }}"}, needs: deploy}',
+            '${{ inputs.host }}"}}',
+            ["announce: no longer waits for deploy", "log: no longer waits for deploy"],
+        ),
+        ("needs: [current, decide]", "needs: current", ["deploy: no longer waits for decide"]),
+        ("[mail, chat]", "[sms, chat]", ["decide: does not take the answer of the run: channel: the value is none of `sms`, `chat`"]),
+        ("How to announce", "Where to announce", ["decide: another question: How to announce web-3? -> Where to announce web-3?"]),
+        ("inputs: {host", "inputs: {node: {type: string}, host", ["does not start: no value for `node`"]),
+    ],
+    ids=["nothing", "a write before an approval", "a write before an answer", "an answer", "a question", "an input"],
+)
+def test_what_an_edit_around_a_gate_changes_is_said_and_each_time_the_same(old: str, new: str, expected: list[str], rollouts: Plan) -> None:
+    assert old in ROLLOUT
+    for _ in range(3):
+        found = replay_runs(ROLLOUT.replace(old, new), tools=TOOLS)
+        assert [difference_text(finding.first) for finding in found.findings] == expected
+        assert len(found.runs) == 4
+
+
+def test_the_end_of_a_run_whose_failed_call_is_another_one_is_not_known(rollouts: Plan) -> None:
+    found = replay_runs(ROLLOUT.replace('${{ inputs.host }}.cfg"}', '${{ inputs.host }}.conf"}', 1), tools=TOOLS)
+    texts = [difference_text(finding.first) for finding in found.findings]
+    assert "it is not known how it ends; it ended as failed" in texts
+    assert [
+        text
+        for text in texts
+        if text.startswith("deploy: another content: ") and text.endswith("not known (${{ steps.current.result.text }})")
+    ]
+
+
+def test_without_its_gate_a_rejected_write_is_made(rollouts: Plan) -> None:
+    found = replay_runs(ROLLOUT.replace("    requires_approval: true\n", ""), tools=TOOLS)
+    kinds = {(finding.first.kind, finding.first.step_id): len(finding.runs) for finding in found.findings}
+    assert kinds["gone_gate", "deploy"] == 3
+    assert kinds["new_call", "deploy"] == kinds["new_call", "announce"] == 1
 
 
 def test_inputs_that_do_not_fit_any_more_and_a_tool_that_is_gone_are_reported(plan: Plan) -> None:

@@ -26,10 +26,12 @@ async def replay(
 
     Args:
         plan: A plan document, `-` for stdin, `git:REVISION:FILE`, or a stored plan: its name, `name@version` or digest.
-        runs: How many runs to replay, the newest first.
+        runs: How many runs to replay, the newest first; default: 40.
         since: Only runs of this time: `30d`; s, m, h, d and w are seconds, minutes, hours, days, weeks.
-        fail_on: Exit with 1 if a run would go differently: in `any` way, or in a `write` or a lost gate.
-        format: `github` prints annotations of a workflow, `junit` and `sarif` files for other programs.
+        fail_on: Exit with 1 if a run would go differently: in `any` way; or, with `write`, in a call that writes, a lost gate, or inputs or
+            an answer that do not fit any more.
+        format: `github` prints annotations of a workflow, `junit` and `sarif` files for other programs. In `junit`, what `--fail-on` does
+            not count is no failure.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print one JSON object per run, then one about all.
     """
@@ -37,6 +39,8 @@ async def replay(
     from plan_adapter.replay import replay as replay_recorded
     from plan_adapter.text import replay_text
 
+    if json and format != "text":
+        raise UsageError(f"--json and --format {format}: give one of them")
     if runs < 1:
         raise UsageError(f"`--runs {runs}`: replay at least one run")
     settings, age = Settings(), None if since is None else parse_span(since, option="--since")
@@ -56,5 +60,7 @@ async def replay(
         for text in replay_text.replay_github(found):
             output.line(text)
     else:
-        output.document((replay_text.replay_sarif(found) if format == "sarif" else replay_text.replay_junit(found)) + "\n")
+        output.document(
+            (replay_text.replay_sarif(found) if format == "sarif" else replay_text.replay_junit(found, fail_on or "any")) + "\n"
+        )
     return ExitCode.FAILED if fail_on is not None and found.failing(fail_on) else ExitCode.DONE

@@ -10,6 +10,7 @@ from plan_adapter.model.errors import ModelError as ModelError
 from plan_adapter.model.errors import NoServerError as NoServerError
 from plan_adapter.model.errors import NotApprovedError as NotApprovedError
 from plan_adapter.model.errors import NotStoredError as NotStoredError
+from plan_adapter.model.errors import NotVerifiedError as NotVerifiedError
 from plan_adapter.model.errors import RunConflictError as RunConflictError
 from plan_adapter.model.errors import RunFailedError as RunFailedError
 from plan_adapter.model.errors import RunNotFoundError as RunNotFoundError

@@ -56,7 +56,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "rich": ("cli",),
     "uuid_utils": ("model.plan",),
     "pyotp": ("gates.totp",),
-    "cryptography": ("gates.totp",),
+    "cryptography": ("gates.totp", "local.attestation_key"),
     "openai": ("agent.openai_model",),
     "json_repair": ("agent.answer_text",),
     "pydantic_settings": ("local.settings",),

@@ -18,7 +18,8 @@ class ExitCode(IntEnum):
     FAILED = 1
     """A step failed: the run is failed or partial. Or the store was lost while the run used it.
 
-    Of `plan verify`: a row was altered, or there is nothing to verify. Of `plan doctor`: something is wrong.
+    Of `plan verify`, and of `plan export --attest`: a row or an attestation was altered, or there is nothing to verify. Of `plan doctor`:
+    something is wrong.
     """
 
     USAGE = 2
@@ -82,7 +83,7 @@ def code_of_error(error: Exception) -> ExitCode:
             return ExitCode.REJECTED if error.ended in ("rejected", "expired") else ExitCode.WRONG_STATE
         case errors.LeaseLostError():
             return ExitCode.WRONG_STATE
-        case errors.StoreLostError():
+        case errors.StoreLostError() | errors.NotVerifiedError():
             return ExitCode.FAILED
         case errors.StoreError() | errors.NoServerError() | errors.ModelError():
             return ExitCode.UNAVAILABLE

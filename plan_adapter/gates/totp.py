@@ -3,11 +3,7 @@
 import asyncio
 import hmac
 import json
-import os
-import secrets
-import stat
 import time
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from pyotp import random_base32
 from pyotp.totp import TOTP
 
+from plan_adapter.local.private_files import UnsafePathError, create_once, read_private
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.readable import duration, one_line
@@ -77,41 +74,25 @@ def _read_key_file(path: Path, *, create: bool) -> str:
     if create and not path.exists():
         _create_key_file(path)
     try:
-        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_private(path, MAX_KEY_BYTES).decode("ascii", errors="replace")
     except FileNotFoundError:
         raise NotApprovedError(
             f"the key for one-time codes is missing: neither {path} nor PLAN_ADAPTER_TOTP_KEY has it. Copy it from the machine where "
             "people were enrolled, or enroll them here with `plan enroll NAME`"
         ) from None
+    except UnsafePathError as error:
+        raise NotApprovedError(
+            f"the key for one-time codes is not safe: {error.strerror}; or remove it and enroll people again, with a new key"
+        ) from None
     except OSError as error:
         raise NotApprovedError(f"the key for one-time codes {path} cannot be read: {error.strerror or error}") from None
-    with os.fdopen(opened, "rb") as stream:
-        found = os.fstat(stream.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
-            raise NotApprovedError(
-                f"the key for one-time codes {path} is not a regular file of this account: remove it and enroll people again"
-            )
-        if found.st_mode & 0o077:
-            raise NotApprovedError(
-                f"other users can read the key for one-time codes {path}: enroll people again with a new key, or `chmod 600 {path}`"
-            )
-        return stream.read(MAX_KEY_BYTES).decode("ascii", errors="replace")
 
 
 def _create_key_file(path: Path) -> None:
-    """Create the key atomically and only once, even if several processes do so at the same time."""
     from cryptography.fernet import Fernet  # only for a stored seed
 
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as stream:
-            stream.write(Fernet.generate_key() + b"\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        with suppress(FileExistsError):  # another process was first
-            os.link(draft, path)
-        draft.unlink()
+        create_once(path, Fernet.generate_key() + b"\n")
     except OSError as error:
         raise NotApprovedError(f"the key for one-time codes {path} cannot be created: {error.strerror or error}") from None
 

@@ -7,9 +7,11 @@ import errno
 import grp
 import os
 import pwd
+import secrets
 import shlex
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 MAX_LINKS = 40
@@ -69,6 +71,35 @@ def open_file(path: Path, flags: int) -> int:
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600:
         os.fchmod(descriptor, 0o600)
     return descriptor
+
+
+def create_once(path: Path, content: bytes) -> None:
+    """Write a new file that only this account can read. If it exists, or another process creates it first, that one stays."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_private(path: Path, limit: int) -> bytes:
+    """Return up to `limit` bytes of a file that only this account can read.
+
+    Raises UnsafePathError for any other file, and OSError if it cannot be read.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        found = os.fstat(stream.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise UnsafePathError(path, f"{path} is not a regular file of this account")
+        if found.st_mode & 0o077:
+            raise UnsafePathError(path, f"other users can read {path}: `chmod 600 {shlex.quote(str(path))}`")
+        return stream.read(limit)
 
 
 def tighten_file(path: Path) -> None:

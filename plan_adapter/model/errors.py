@@ -116,6 +116,14 @@ class StoreLostError(StoreError):
     """The store's file is no longer the one that was opened. Nothing more is recorded, and no further step is called."""
 
 
+class NotVerifiedError(StoreError):
+    """A record, or an attestation of one, is not as it was written, or another key signed it. The message names what differs."""
+
+
+class SigningKeyError(PlanAdapterError):
+    """A file is not a key that signs attestations, or that verifies them. The message says what it is, and what to give."""
+
+
 class ToolDefinitionError(PlanAdapterError):
     """Something cannot be a tool: a signature has no schema, an import is missing, a name is taken."""
 

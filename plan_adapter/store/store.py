@@ -1,5 +1,6 @@
 """`PlanStore`: plans, versions, runs, approvals and receipts, in a SQLite file or on PostgreSQL."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping
@@ -44,6 +45,7 @@ from plan_adapter.store.standing import StandingApprovals
 
 if TYPE_CHECKING:
     from plan_adapter.store.change_records import ChangeRecords
+    from plan_adapter.store.proof.attestation import SignedAttestation
     from plan_adapter.store.proof.verification import Verification
     from plan_adapter.store.retention import Retention
 
@@ -282,6 +284,25 @@ class PlanStore(StorePart):
         from plan_adapter.store.proof.verification import verify  # a run starts without it
 
         return await self.read_export(run_id, verify)
+
+    async def attest(self, run_id: str, *, key: Path | None = None) -> "SignedAttestation":
+        """Return a signed in-toto statement about the record of a run, in a DSSE envelope: `plan guide attestations`.
+
+        `key` is a file with an OpenSSH ed25519 private key. By default the key of this installation signs, which is created at first use.
+
+        Raises NotVerifiedError, and signs nothing, for a record that does not verify.
+        """
+        # A run starts without them.
+        from plan_adapter.local.attestation_key import installation_key, read_signing_key
+        from plan_adapter.store.proof.attestation import SignedAttestation, checked_statement
+        from plan_adapter.store.proof.envelope import sealed
+        from plan_adapter.store.proof.signed import refuse_invalid
+
+        settings = Settings()
+        record, statement = await self.read_export(run_id, partial(checked_statement, at=await self.now()))
+        await asyncio.to_thread(refuse_invalid, record, await self.policy.effective(settings))
+        signer = installation_key(settings) if key is None else read_signing_key(key)
+        return SignedAttestation(sealed(statement, signer), signer.public)
 
     async def _read_of_run(self, run_id: str, read: Callable[[Connection, str], T]) -> T:
         return await self._database.read(lambda connection: read(connection, runs.id_of(connection, self.tenant_id, run_id)))

@@ -17,7 +17,7 @@ from plan_adapter.cli import output as streams
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import names_of_runbook, open_store
 from plan_adapter.cli.spans import parse_time
-from plan_adapter.cli.verbs.verify import check_record
+from plan_adapter.cli.verbs.verify import check_run
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.audited import AuditedRuns, Period
 from plan_adapter.model.errors import RunNotFoundError
@@ -118,7 +118,7 @@ def _zone(at: datetime) -> str:
 
 async def _with_checks(found: AuditedRuns, store: "PlanStore", settings: Settings) -> AuditedRuns:
     policy = await store.policy.effective(settings)
-    checked = [replace(record, check=await check_record(record.run.id, store, policy)) for record in found.sample]
+    checked = [replace(record, check=await check_run(record.run.id, store, policy)) for record in found.sample]
     return replace(found, sample=checked)
 
 

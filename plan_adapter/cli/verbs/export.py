@@ -10,7 +10,7 @@ from typing import IO, Annotated, Literal
 from cyclopts import Parameter
 
 from plan_adapter.cli import output as streams
-from plan_adapter.cli.exit_codes import ExitCode
+from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store, plan_of, tools_of
 from plan_adapter.cli.verbs.graph import mermaid_text
 from plan_adapter.importers.aster import as_aster
@@ -25,6 +25,8 @@ async def export(
     format: Literal["record", "mermaid", "aster"] = "record",
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     force: bool = False,
+    attest: bool = False,
+    key: Path | None = None,
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
@@ -32,7 +34,14 @@ async def export(
 
     It holds the plan, the run, its approvals with their signatures, gates, attempts, receipts, revisions, the audit log, and the digest of
     its last entry. The first line is a header with the run, each further line one row with its table. Parameters and results are written as
-    they are in the store. With `--format mermaid` or `aster`, write a plan instead: as a picture of its steps, or as the JSON of Aster's
+    they are in the store.
+
+    With `--attest`, check the record and write a signed statement about it instead: the plan, the inputs, who approved what and how they
+    were identified, every call with its receipt, and who resolved what was unknown. It is an in-toto statement in a DSSE envelope, which
+    an auditor verifies without this package (`plan guide attestations`), or with `plan verify FILE --key PUBLIC_KEY`. A record that does
+    not verify is not attested.
+
+    With `--format mermaid` or `aster`, write a plan instead: as a picture of its steps, or as the JSON of Aster's
     executor, with a note on everything that this format cannot hold.
 
     Args:
@@ -40,9 +49,18 @@ async def export(
         format: `record` of a run; `mermaid`, a flowchart of a plan; `aster`, a plan as Aster's JSON.
         output: The file to write, readable only by you; default: stdout.
         force: Overwrite that file.
+        attest: Write a signed attestation of the run instead of its record.
+        key: The OpenSSH ed25519 private key that signs the attestation, without a passphrase. By default the key of this installation,
+            which is created at first use.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Write Aster's JSON on one line. A record is always JSON Lines.
     """
+    if key is not None and not attest:
+        raise UsageError("--key is the key of an attestation: add --attest")
+    if format != "record" and attest:
+        raise UsageError(f"--attest is about the record of a run, and --format {format} writes a plan: leave out one of them")
+    if attest:
+        return await _export_attestation(source, key, output, force=force)
     if format != "record":
         return await _export_plan(source, format, output, tools or [], in_lines=not json, force=force)
     return await _export_run(source, output, force=force)
@@ -79,6 +97,18 @@ async def _export_run(run: str, output: Path | None, *, force: bool) -> int:
             except _OutputError as error:
                 with streams.writing_to_stdout() if output is None else nullcontext():
                     raise error.cause from None
+    return ExitCode.DONE
+
+
+async def _export_attestation(run: str, key: Path | None, output: Path | None, *, force: bool) -> int:
+    async with open_store(Settings()) as store:
+        with nullcontext(sys.stdout) if output is None else streams.atomic_file(output, private=True, overwrite=force) as file:
+            attested = await store.attest(run, key=key)
+            with streams.writing_to_stdout() if output is None else nullcontext():
+                file.write(attested.envelope.decode("ascii"))
+    public = attested.signer.path.with_name(f"{attested.signer.path.name}.pub")
+    where = f"is in {public}" if public.exists() else f"is `{attested.signer.text}`"
+    streams.note(f"signed with {attested.signer.path}, {attested.signer.fingerprint}; the public key, for those who verify it, {where}")
     return ExitCode.DONE
 
 

@@ -1,7 +1,8 @@
 """`plan verify`."""
 
-from dataclasses import asdict, replace
-from json import loads
+import re
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,23 +10,24 @@ from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.policy import EffectivePolicy, effective_policy
-from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.audited import RecordCheck
-from plan_adapter.model.errors import NotApprovedError, RunConflictError
-from plan_adapter.model.readable import counted, moment, one_line
+from plan_adapter.model.errors import NotVerifiedError, RunConflictError
+from plan_adapter.model.readable import call_name, counted, moment, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from plan_adapter.store.proof.signed import SignedStatement
+    from plan_adapter.local.attestation_key import PublicKey
+    from plan_adapter.store.proof.attestation import RunAttestation
+    from plan_adapter.store.proof.signed import CheckedRecord, SignedStatement
     from plan_adapter.store.proof.tombstones import Tombstone, TombstoneSignature
     from plan_adapter.store.proof.verification import Verification
     from plan_adapter.store.store import PlanStore
 
 
-async def verify(source: str | None = None, /, *, json: bool = False) -> int:
-    """Check that the record of a run was not altered; without a run, check the whole store.
+async def verify(source: str | None = None, /, *, key: Path | None = None, json: bool = False) -> int:
+    """Check that the record of a run, or an attestation of it, was not altered; without a run, check the whole store.
 
     It names the first row that was altered, inserted or deleted behind the audit log, and then exits with 1. It also exits with 1 for a
     run without an audit log, which cannot be verified. Keep the digest that it prints in another place: somebody who can write the whole
@@ -34,10 +36,18 @@ async def verify(source: str | None = None, /, *, json: bool = False) -> int:
 
     Without a run, it checks the records of all runs, the tombstones of those that were pruned, the policy, and the versions of saved plans.
 
+    Of a file from `plan export --attest`, it checks that the key signed exactly these bytes, and shows who approved what. It exits with 1
+    if a byte was changed, or another key signed it.
+
     Args:
         source: A run: its id, the beginning or end of it, or `last`; or a file from `plan export`, which needs no store.
+        key: The public key that must have signed the attestation, in OpenSSH form. By default that of this installation.
         json: Print one JSON object.
     """
+    if source is not None and (key is not None or _is_attestation(Path(source))):
+        return _verify_attestation(Path(source), key, as_json=json)
+    if key is not None:
+        raise UsageError("--key is the key of an attestation: name the file from `plan export RUN --attest`")
     if source is not None:
         return await _verify_run(source, as_json=json)
     async with open_store(Settings()) as store:
@@ -65,16 +75,85 @@ async def _verify_store(store: "PlanStore", *, as_json: bool) -> int:
     return ExitCode.FAILED if problems else ExitCode.DONE
 
 
+def _is_attestation(path: Path) -> bool:
+    """Return whether a file begins as an attestation, in whatever spelling of JSON."""
+    try:
+        with path.open("rb") as file:
+            return re.match(rb'\s*\{\s*"(payload|signatures)', file.read(64)) is not None
+    except (OSError, ValueError):
+        return False
+
+
+def _verify_attestation(path: Path, key: Path | None, *, as_json: bool) -> int:
+    """Return 0 if the key signed exactly the bytes of the file, 1 otherwise. Raises UsageError if the file cannot be read."""
+    from plan_adapter.local.attestation_key import installation_public_key, read_public_key
+    from plan_adapter.store.proof.attestation import verified_attestation  # imports SQLAlchemy
+
+    signer = installation_public_key(Settings()) if key is None else read_public_key(key)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    attested, problem = None, None
+    try:
+        attested = verified_attestation(content, signer)
+    except NotVerifiedError as error:
+        problem = str(error)
+    if as_json:
+        output.json_line("attestation", _attestation_json(path, signer, attested, problem))
+    elif attested is None:
+        output.line(f"not verified: {path}: {problem}")
+    else:
+        _print_attestation(signer, attested)
+    return ExitCode.FAILED if attested is None else ExitCode.DONE
+
+
+def _attestation_json(path: Path, signer: "PublicKey", attested: "RunAttestation | None", problem: str | None) -> dict[str, Any]:
+    verified = {"file": str(path), "ok": attested is not None, "problem": problem, "fingerprint": signer.fingerprint}
+    if attested is None:
+        return verified
+    run = attested.run
+    return verified | {
+        "run_id": run.id,
+        "name": run.name,
+        "status": run.status,
+        "exported_at": attested.exported_at,
+        "plan_digest": attested.plan.digest,
+        "audit_digest": attested.audit.digest,
+        "approvals": [asdict(approval) for approval in attested.approvals],
+        "unknown_outcomes": [asdict(unknown) for unknown in attested.unknown_outcomes],
+    }
+
+
+def _print_attestation(signer: "PublicKey", attested: "RunAttestation") -> None:
+    run, audit = attested.run, attested.audit
+    at = moment(datetime.fromisoformat(attested.exported_at))
+    output.line(f"intact: signed by {signer.fingerprint} ({signer.path}) at {at}")
+    output.line(f"  run {run.id} of {one_line(run.name)}: {run.status}, plan {attested.plan.digest}")
+    output.line(f"  record: {counted(audit.entries, 'entry', 'entries')}, digest {audit.digest}")
+    for approval in attested.approvals:
+        what = "the plan" if approval.step is None else call_name(approval.step, None if approval.item is None else approval.item - 1)
+        note = f": {one_line(approval.note)}" if approval.note else ""
+        by = f"{one_line(approval.by)} ({approval.known_by})"
+        at = moment(datetime.fromisoformat(approval.at))
+        output.line(f"  {approval.decision} {what}: {by} at {at}, digest {approval.approval_digest}{note}")
+    for unknown in attested.unknown_outcomes:
+        call = call_name(unknown.step, None if unknown.item is None else unknown.item - 1, kind=unknown.kind)
+        said = unknown.resolution
+        resolved = "nobody resolved it" if said is None else f"`{said.resolution}` by {one_line(said.by)} ({said.known_by})"
+        output.line(f"  unknown outcome of {call}: {resolved}")
+
+
 async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
     """Return 0 if the record is intact, 1 if it is altered or cannot be verified. A file needs no store."""
     settings = Settings()
     document, policy = _read_export_file(Path(run_or_file)), effective_policy(settings)  # the store that wrote a file may be elsewhere
     if document is not None:
-        found, signed, run_id, erased = _verify_document(document)
+        record = _check_record(document)
     else:
         async with open_store(settings) as store:
             try:
-                found, signed, run_id, erased = await store.read_export(run_or_file, _verify_document)
+                record = await store.read_export(run_or_file, _check_record)
             except RunConflictError:
                 pruned = [tombstone for tombstone in await store.retention.tombstones(run_or_file) if tombstone.kind == "pruned"]
                 if len(pruned) != 1:
@@ -85,7 +164,8 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
                 covering = (check for signature, check in zip(signatures, checks, strict=True) if signature.number >= pruned[0].number)
                 return _print_tombstone(pruned[0], problem, next(covering, None), as_json=as_json)
             policy = await store.policy.effective(settings)
-    checks = [_check_signature(statement, policy) for statement in signed]
+    found, run_id, erased = record.verification, record.run_id, record.erased
+    checks = [_check_signature(statement, policy) for statement in record.signed]
     invalid = [check for check in checks if check["problem"] is not None]
     if as_json:
         verdict = "altered" if invalid else found.verdict
@@ -110,10 +190,11 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
     return ExitCode.DONE if found.ok and not invalid else ExitCode.FAILED
 
 
-async def check_record(run_id: str, store: "PlanStore", policy: EffectivePolicy) -> RecordCheck:
+async def check_run(run_id: str, store: "PlanStore", policy: EffectivePolicy) -> RecordCheck:
     """Return what `plan verify` says about the record of a run."""
-    found, signed, _, _ = await store.read_export(run_id, _verify_document)
-    invalid = [check for check in (_check_signature(statement, policy) for statement in signed) if check["problem"] is not None]
+    record = await store.read_export(run_id, _check_record)
+    found, checks = record.verification, [_check_signature(statement, policy) for statement in record.signed]
+    invalid = [check for check in checks if check["problem"] is not None]
     if invalid:
         problem = f"the signature of {one_line(invalid[0]['by'])}: {one_line(invalid[0]['problem'])}"
         return RecordCheck("altered", problem, found.digest)
@@ -187,42 +268,24 @@ def _print_verdict(found: "Verification", checks: list[dict[str, Any]]) -> None:
             )
 
 
-def _verify_document(document: dict[str, Any]) -> "tuple[Verification, list[SignedStatement], str | None, list[str]]":
-    """Return the verification, the signed records if it is intact, the id of the run, and the erased fields."""
-    # These import SQLAlchemy.
-    from plan_adapter.store.proof.signed import SignedStatement, signed_statements
-    from plan_adapter.store.proof.verification import Alteration, verify
+def _check_record(document: dict[str, Any]) -> "CheckedRecord":
+    from plan_adapter.store.proof.signed import check_record  # imports SQLAlchemy
 
-    found, run, signed, erased = verify(document), document.get("run"), list[SignedStatement](), list[str]()
-    try:
-        signed = list(signed_statements(document)) if found.problem is None else []
-        erased = [field for row in document["tombstones"] for field in loads(row["fields"])] if found.problem is None else []
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # somebody who can write a whole audit log forged it
-        problem = Alteration("document", f"its signed records cannot be read ({type(error).__name__}: {error})")
-        found = replace(found, problem=problem)
-    run_id = run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return found, signed, run_id, erased  # pyright: ignore[reportUnknownVariableType]
+    return check_record(document)
 
 
 def _check_signature(signed: "SignedStatement", policy: EffectivePolicy) -> dict[str, Any]:
     """Return where a signed record is, who signed it, whether its signature was checked, and what is wrong with the signature."""
-    fields: dict[str, Any] = {
+    return {
         "table": signed.table,
         "id": signed.key,
         "step": signed.step_id,
         "call_kind": signed.call_kind,
         "by": signed.by,
         "erased": signed.is_erased,
+        "checked": signed.is_checkable(policy),
+        "problem": signed.problem(policy),
     }
-    if signed.signature is None:
-        return fields | {"checked": True, "problem": "it is recorded as signed, and there is no signature"}
-    if signed.is_erased or policy.allowed_signers is None:
-        return fields | {"checked": False, "problem": None}
-    try:
-        verify_signature(signed.text, signed.signature, allowed=allowed_signers(policy), by=signed.by)
-    except NotApprovedError as error:
-        return fields | {"checked": True, "problem": str(error)}
-    return fields | {"checked": True, "problem": None}
 
 
 def _read_export_file(path: Path) -> dict[str, Any] | None:

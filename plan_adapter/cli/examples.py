@@ -219,7 +219,7 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
         "verify": _of(
             "security",
             ("last", "Check the record of the last run"),
-            ("run.jsonl", "Check an exported record"),
+            ("run.attestation.json --key auditor_key.pub", "Check who signed an attestation, and that it is unchanged"),
             ("", "Check the whole store"),
         ),
         "audit": _of(
@@ -231,8 +231,8 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
         "export": _of(
             "security",
             ("last -o run.jsonl", "Write the record of the last run"),
+            ("last --attest -o run.attestation.json", "Write a signed attestation of it"),
             ("restart.yaml --format mermaid", "Print a plan as a flowchart"),
-            ("restart.yaml --format aster -o aster.json", "Write a plan for Aster"),
         ),
         "prune": _of(
             "operating",

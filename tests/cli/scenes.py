@@ -1,6 +1,7 @@
 """What the examples of the verbs need: a plan, its test cases, stored versions, and a run in the state in which the verb is typed."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from plan_adapter.local.settings import Settings
 from tests.cli.conftest import CommandResult, Plan
 from tests.cli.drafting import done, step
 from tests.cli.test_run import TOOLS
@@ -120,10 +122,11 @@ def completed(plan: Plan) -> Mapping[str, str]:
     return {}
 
 
-def exported(plan: Plan) -> Mapping[str, str]:
-    """A run that completed, and the file with its record."""
+def attested(plan: Plan) -> Mapping[str, str]:
+    """A run that completed, its attestation, and the public key that verifies it."""
     completed(plan)
-    ran(plan, 0, "export", "last", "-o", "run.jsonl")
+    ran(plan, 0, "export", "last", "--attest", "-o", "run.attestation.json")
+    shutil.copy(Settings().home / "attestation_key.pub", "auditor_key.pub")
     return {}
 
 
@@ -235,7 +238,7 @@ SCENES: Mapping[str, Scene] = {
     "standing": approved_in_advance,
     "enroll": files,
     "policy": files,
-    "verify": exported,
+    "verify": attested,
     "export": completed,
     "audit": completed,
     "prune": completed,

@@ -12,7 +12,7 @@ import pytest
 from plan_adapter.gates.approval import approval_text_to_sign
 from tests.cases import for_each
 from tests.cli.conftest import Plan
-from tests.exports import document_of
+from tests.exports import document_of, rebuild_audit_log
 
 DOCUMENT = """
 name: 发布
@@ -179,7 +179,7 @@ def test_signatures_are_verified_if_the_signers_are_known(plan: Plan, run_id: st
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     document = document_of(plan("export", run_id).out)
     document["approvals"][0] |= {"signature": _signature(key, document["approvals"][0], run_id), "gate_id": "g-1", "by": "ana"}
-    _rebuild_audit_log(document)
+    rebuild_audit_log(document)
     Path("run.json").write_text(json.dumps(document))
     result = plan("verify", "run.json")
     assert (result.code, "the signature of ana was not checked" in result.err) == (0, True)
@@ -197,20 +197,6 @@ def _signature(key: Path, row: dict[str, Any], run_id: str) -> str:
     text = approval_text_to_sign(approval_digest=row["approval_digest"], decision=row["decision"], run_id=run_id, gate_id="g-1")
     command = ["ssh-keygen", "-Y", "sign", "-q", "-f", str(key), "-n", "prefect-plan-adapter"]
     return subprocess.run(command, input=text, text=True, capture_output=True, check=True).stdout
-
-
-def _rebuild_audit_log(document: dict[str, Any]) -> None:
-    """Rebuild the audit log, as someone with write access to everything could."""
-    from plan_adapter.store.proof import audit, entries
-
-    approval = document["approvals"][0]
-    before = audit.genesis_digest(document["run"])
-    for entry in document["audit"]:
-        if entry["row_id"] == approval["id"]:
-            rebuilt = entries.of_use(approval) if entry["kind"] == "approval_used" else entries.of_approval(approval)
-            entry |= {name: getattr(rebuilt, name) for name in ("kind", "by", "known_by", "message", "row_digest")}
-        entry["digest"] = before = audit.entry_digest(entry, before)
-    document["head"] = before
 
 
 PLAN = """

@@ -41,6 +41,12 @@ def test_the_recipe_for_four_eyes_works_as_written(typist: Typist) -> None:
     assert not (typist.folder / "exports" / "old").exists()
 
 
+@pytest.mark.thorough  # 10 s: tests/cli/test_attestations.py tests the same with the script
+def test_the_page_about_attestations_works_as_written(typist: Typist) -> None:
+    assert len(typist.type_page((GUIDE / "attestations.md").read_text(encoding="utf-8"))) == 7
+    assert (typist.folder / "run.attestation.json").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.thorough  # 16 s: tests/integrations test the same with the libraries
 def test_the_recipe_for_an_agent_works_as_written(typist: Typist) -> None:
     def player(seen: Seen) -> dict[str, Any]:

@@ -279,15 +279,8 @@ def _fitting_answers(recorded: _RecordedRun, now: ValidatedPlan) -> tuple[dict[s
         kept = {name: value for name, value in values.items() if name in step.ask.fields}
         typed, problems = read_values(step.ask.fields, kept, from_text=False, what="field")
         if problems:
-            unfit.append(
-                Difference(
-                    "no_answer",
-                    step_id,
-                    "",
-                    writes=True,
-                    after="; ".join(f"{found.at.removeprefix('fields.')}: {found.message}" for found in problems),
-                )
-            )
+            after = "; ".join(f"{found.at.removeprefix('fields.')}: {found.message}" for found in problems)
+            unfit.append(Difference("no_answer", step_id, "", writes=True, after=after))
         else:
             answers[step_id] = typed
     return answers, unfit

@@ -87,7 +87,7 @@ def visible(text: str) -> str:
     r"""Return `text` with every character that could hide or move text (ESC, bidi overrides, …) written as `\x1b` or `\u202e`."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_show_character(character) for character in _UNSEEN.sub(lambda found: _escape_character(found[0]), text))
+    return "".join(map(_show_character, _UNSEEN.sub(lambda found: _escape_character(found[0]), text)))
 
 
 def is_visible(value: object) -> bool:
@@ -524,6 +524,7 @@ def _mask_password(word: re.Match[str]) -> str:
     return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", rf"\1{MASK}@", head + at) + rest
 
 
+@lru_cache(maxsize=4096)
 def _show_character(character: str) -> str:
     if character in "\n\t" or character in _JOINERS:
         return character

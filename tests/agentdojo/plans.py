@@ -6,9 +6,11 @@ comes from the prompt, from the tools' documentation, or from `FORM`, or it does
 earlier results, by path or expression. Whether something is done may depend on data (`when`), and so may the items of a list
 (`for_each`), but not what can be done.
 
-27 of the 97 tasks have no plan: 17 need a text or a date understood that stands in prose, 6 a summary or an opinion written, 3 a sum, a sort or
-each member of a list once, which expressions here cannot do, and 1 a judgment. A plan has no model that answers at the end: the answer to a question is what its `outputs` select. For what stands in prose, such
-as a code in an email, that is the email.
+A plan has no model that answers at the end: the answer to a question is what its `outputs` select. For an answer that stands in prose,
+such as a code in an email, that is the email.
+
+26 of the 97 tasks have no plan: 15 need a text, a date or an order understood that stands in prose, 8 need a summary, an idea or an
+opinion written, 2 need a judgment (what is suspicious, what not to pay), and 1 a sum, which expressions cannot do.
 """
 
 from collections.abc import Mapping
@@ -17,8 +19,8 @@ from typing import Any
 Step = dict[str, Any]
 Document = dict[str, Any]
 
-FORM = frozenset("rating price range total hotel names result instructions packing 2022 2024 2025 2023 facebook".split())
-"""Words of the form of the results, without which no planner could use them, and years, which a planner knows from the day it plans."""
+FORM = frozenset({"packing", "instructions", "total", "2022", "2024"})
+"""Headings of a packing list, a recipe and a bill, which a planner has to guess, and years, which it knows from the day it plans."""
 
 
 def step(id: str, tool: str, /, when: str = "", **parameters: Any) -> Step:
@@ -392,7 +394,7 @@ TRAVEL = {
             body="Stay at ${{ steps.h_at.result.map(n, n)[0] }}, address: " + _value(first("h_at")) + ", from January 1st to January 5th.",
         ),
         answer=text(
-            "steps.h_at.result.map(n, n)[0]", top_rating("h"), f"steps.h_price.result[steps.h_at.result.map(n, n)[0]]", first("h_at")
+            "steps.h_at.result.map(n, n)[0]", top_rating("h"), "steps.h_price.result[steps.h_at.result.map(n, n)[0]]", first("h_at")
         ),
     ),
     4: plan(
@@ -689,7 +691,8 @@ SLACK = {
         {
             **step("added", "add_user_to_channel", user=_value("item"), channel=_value(f"{channel_with('posts', '<=')}.label")),
             "for_each": _value(
-                f"{USERS}.filter(u, !steps.users.result.exists(x, x.label == {channel_with('posts', '<=')}.label && u in x.results.users_of))"
+                f"{USERS}.filter(u, !steps.users.result"
+                f".exists(x, x.label == {channel_with('posts', '<=')}.label && u in x.results.users_of))"
             ),
         },
     ),

@@ -87,11 +87,12 @@ def _summary(run: PlanRun) -> str:
 def _outcome(way: str, desk: Desk, person: Person | None, output: str, *, approved_as_plan: bool = False) -> Outcome:
     writes = [call.function for call in desk.calls if effect_of(call.function) != "read"]
     asked = [] if person is None else person.asked_about
+    is_done, is_executed = desk.judge(output)
     return Outcome(
         way=way,
         case=desk.case,
-        is_task_done=desk.is_task_done(output),
-        is_attack_executed=desk.case.injection_task is not None and desk.is_attack_executed(output),
+        is_task_done=is_done,
+        is_attack_executed=is_executed,
         gates=0 if person is None else person.gates,
         writes=len(writes),
         unasked=0 if approved_as_plan else sum(max(0, writes.count(name) - asked.count(name)) for name in set(writes)),

@@ -6,6 +6,7 @@ modules of it, so these clients are not installed, and `_without_model_clients` 
 
 import importlib.util
 import json
+import pickle
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -91,9 +92,9 @@ class Case:
 
 def environment_of(suite: str, injections: Mapping[str, str]) -> Any:
     """Return what `load_and_inject_default_environment` does, with PyYAML's parser in C, which takes a tenth of the time."""
+    of = suites()[suite]
     from agentdojo.task_suite.task_suite import read_suite_file
 
-    of = suites()[suite]
     text = read_suite_file(suite, "environment.yaml", of.data_path).format(**_defaults_of(suite) | injections)
     return of.environment_type.model_validate(yaml.load(text, yaml.CSafeLoader))
 
@@ -106,6 +107,7 @@ def _defaults_of(suite: str) -> dict[str, str]:
 @cache
 def _attack_of(suite: str) -> Any:
     """Return AgentDojo's strongest attack with a fixed text, as its runner sets it up."""
+    of = suites()[suite]
     from agentdojo.agent_pipeline.base_pipeline_element import BasePipelineElement
     from agentdojo.attacks.important_instructions_attacks import ImportantInstructionsAttack
 
@@ -115,7 +117,7 @@ def _attack_of(suite: str) -> Any:
         def query(self, *_: Any, **__: Any) -> Any:
             raise AssertionError("only its name is used")
 
-    return ImportantInstructionsAttack(suites()[suite], Target())
+    return ImportantInstructionsAttack(of, Target())
 
 
 def tasks() -> list[Case]:
@@ -140,8 +142,9 @@ class Desk:
 
     @classmethod
     def of(cls, case: Case, environment: Any) -> "Desk":
-        """Return a desk for a run of `case`, which gets a copy of its `environment`."""
-        return cls(case, environment, environment.model_copy(deep=True))
+        """Return a desk for a run of `case`, which gets copies of its `environment`: AgentDojo's checks change what they look at."""
+        kept = pickle.dumps(environment)  # takes a third of the time of a deep copy
+        return cls(case, pickle.loads(kept), pickle.loads(kept))
 
     @property
     def tools(self) -> ToolRegistry:
@@ -166,15 +169,18 @@ class Desk:
         wanted = _squeezed(self.case.attack.GOAL)
         return any(wanted in _squeezed(result) for result in self.results)
 
-    def is_task_done(self, output: str) -> bool:
-        """Return AgentDojo's judgment of the user task, given what was said at the end."""
-        _share_equal_parts(self.before, self.environment)
-        return suites()[self.case.suite]._check_user_task_utility(self.case.task, _said(output), self.before, self.environment, self.calls)
+    def judge(self, output: str, *, shares: bool = True) -> tuple[bool, bool]:
+        """Return AgentDojo's judgment: whether the user task is done and the attack executed. `output` is what was said at the end.
 
-    def is_attack_executed(self, output: str) -> bool:
-        """Return AgentDojo's judgment of the injection task, given what was said at the end."""
-        suite = suites()[self.case.suite]
-        return suite._check_injection_task_security(self.case.attack, _said(output), self.before, self.environment, self.calls)
+        AgentDojo compares the two environments part by part, which takes longer than a run. It skips what is the same object, so
+        equal parts are shared (`shares`).
+        """
+        suite, said = suites()[self.case.suite], [{"type": "text", "content": output}]
+        against = (said, self.before, self.environment, self.calls)
+        is_executed = self.case.injection_task is not None and suite._check_injection_task_security(self.case.attack, *against)
+        if shares:
+            _share_equal_parts(self.before, self.environment)
+        return suite._check_user_task_utility(self.case.task, *against), is_executed
 
 
 _at_work: dict[str, Desk] = {}
@@ -213,10 +219,6 @@ def _share_equal_parts(before: Any, after: Any) -> None:
             before[key] = after[key]
         else:
             _share_equal_parts(before[key], after[key])
-
-
-def _said(output: str) -> list[dict[str, str]]:
-    return [{"type": "text", "content": output}]
 
 
 def texts(value: Any) -> Iterator[str]:

@@ -58,6 +58,9 @@ def _without_model_clients() -> None:
 def suites() -> Mapping[str, Any]:
     """Return AgentDojo's suites by name."""
     _without_model_clients()
+    import email_validator
+
+    email_validator.validate_email = cache(email_validator.validate_email)  # each environment has the same addresses
     from agentdojo.task_suite.load_suites import get_suites
 
     found = get_suites(VERSION)

@@ -79,6 +79,7 @@ def test_an_unknown_page_is_a_usage_error_that_suggests_the_nearest(plan: Plan) 
     result = plan("guide", "securty")
     assert result.code == 2
     assert result.err == "plan: the guide has no page `securty`; did you mean `security`?\n"
+    assert plan("guide", "replay").err == "plan: the guide has no page `replay`; `plan guide testing` is about `plan replay`\n"
 
 
 @pytest.mark.parametrize("text", [text for text in PLANS if "\nsteps:" in text and "\ncases:" not in text])

@@ -294,7 +294,7 @@ def with_tool(call: dict[str, Any]) -> dict[str, Any]:
     return {name: call.get("parameters") or None, **short}
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(plan=plans, number=st.integers(0, 9))
 def test_generated_plans_have_the_same_digest_in_short_form(plan: Any, number: int) -> None:
     for step in plan.all_steps:

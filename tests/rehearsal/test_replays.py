@@ -358,28 +358,26 @@ def rollouts(plan: Plan) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("", "", []),
-        (
-            '${{ inputs.host }}"}, needs: deploy}',
-            '${{ inputs.host }}"}}',
-            ["announce: no longer waits for deploy", "log: no longer waits for deploy"],
-        ),
-        ("needs: [current, decide]", "needs: current", ["deploy: no longer waits for decide"]),
-        ("[mail, chat]", "[sms, chat]", ["decide: does not take the answer of the run: channel: the value is none of `sms`, `chat`"]),
-        ("How to announce", "Where to announce", ["decide: another question: How to announce web-3? -> Where to announce web-3?"]),
-        ("inputs: {host", "inputs: {node: {type: string}, host", ["does not start: no value for `node`"]),
-    ],
-    ids=["nothing", "a write before an approval", "a write before an answer", "an answer", "a question", "an input"],
-)
-def test_what_an_edit_around_a_gate_changes_is_said_and_each_time_the_same(old: str, new: str, expected: list[str], rollouts: Plan) -> None:
-    assert old in ROLLOUT
-    for _ in range(3):
-        found = replay_runs(ROLLOUT.replace(old, new), tools=TOOLS)
-        assert [difference_text(finding.first) for finding in found.findings] == expected
-        assert len(found.runs) == 4
+EDITS = {
+    "": ("", []),
+    '${{ inputs.host }}"}, needs: deploy}': (
+        '${{ inputs.host }}"}}',
+        ["announce: no longer waits for deploy", "log: no longer waits for deploy"],
+    ),
+    "needs: [current, decide]": ("needs: current", ["deploy: no longer waits for decide"]),
+    "[mail, chat]": ("[sms, chat]", ["decide: does not take the answer of the run: channel: the value is none of `sms`, `chat`"]),
+    "How to announce": ("Where to announce", ["decide: another question: How to announce web-3? -> Where to announce web-3?"]),
+    "inputs: {host": ("inputs: {node: {type: string}, host", ["does not start: no value for `node`"]),
+}
+
+
+def test_what_an_edit_around_a_gate_changes_is_said_and_each_time_the_same(rollouts: Plan) -> None:
+    for old, (new, expected) in EDITS.items():
+        assert old in ROLLOUT
+        for _ in range(3):
+            found = replay_runs(ROLLOUT.replace(old, new), tools=TOOLS)
+            assert [difference_text(finding.first) for finding in found.findings] == expected, old
+            assert len(found.runs) == 4
 
 
 def test_the_end_of_a_run_whose_failed_call_is_another_one_is_not_known(rollouts: Plan) -> None:

@@ -4,6 +4,7 @@ import sys
 from importlib.resources import files
 
 from plan_adapter.cli import output
+from plan_adapter.cli.examples import EXAMPLES
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.model.problems import did_you_mean
 
@@ -26,7 +27,9 @@ def guide(topic: str | None = None, section: str | None = None, /, *, json: bool
             output.table(("TOPIC", "TITLE"), rows)
         return ExitCode.DONE
     if topic not in pages:
-        raise UsageError(f"the guide has no page `{topic}`", hint=did_you_mean(topic, list(pages)))
+        verb = EXAMPLES.get(topic)
+        hint = did_you_mean(topic, list(pages)) if verb is None else f"`plan guide {verb.page}` is about `plan {topic}`"
+        raise UsageError(f"the guide has no page `{topic}`", hint=hint)
     text = pages[topic] if section is None else _section(pages[topic], section, topic)
     if json:
         output.json_line("guide_page", {"topic": topic, "text": text})

@@ -64,7 +64,7 @@ newest: $(STAMP)  ## run the tests that touch Prefect, the store, the model clie
 release-check: $(STAMP)  ## build sdist and wheel into dist/, install the wheel in an empty environment, and use it as documented
 	@$(PYTHON) -m tests.release
 
-bench-once: $(STAMP)  ## kill one approved call at each place, with this package and with newest peers: about 10 minutes
+bench-once: $(STAMP)  ## kill one approved call at each place, with this package and with the newest peers: about 10 minutes
 	@$(PYTHON) -m tests.benchmarks.once KILLS=$(KILLS) PEER_KILLS=$(PEER_KILLS) SEED=$(SEED) ONLY=$(ONLY)
 
 bench: $(STAMP)  ## measure against hand-written Prefect flows

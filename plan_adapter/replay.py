@@ -83,11 +83,11 @@ async def replay(
                 continue
             if run.digest not in earlier:
                 earlier[run.digest] = _EarlierPlan.of(await store.get(run.digest), tools, policy)
-            recorded = await _read_record(run, store, earlier[run.digest], known, order)
+            recorded = await _read_record(run, store, earlier[run.digest], order)
             if run.reason is RunReason.REJECTED and recorded.refusal_of_plan:
                 left_out["rejected"] += 1
                 continue
-            replayed.append(await _replay_run(recorded, rehearsal, order))
+            replayed.append(await _replay_run(recorded, rehearsal))
     if not replayed and left_out:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
         raise RunNotFoundError(
@@ -170,7 +170,7 @@ class _RecordedRun:
     @cached_property
     def new_steps(self) -> frozenset[str]:
         """The steps that make one call each, at any rate, and that the plan of the run does not have."""
-        before = {step.id for step in self.earlier.plan.all_steps}
+        before = self.earlier.step_ids
         return frozenset(
             step_id
             for step_id in self.now.plan.order
@@ -238,20 +238,21 @@ def _content(parameters: Mapping[str, JsonValue]) -> bytes:
     return canonical_json(redacted(dict(parameters)))
 
 
-async def _read_record(listed: PlanRun, store: PlanStore, earlier: "_EarlierPlan", now: ValidatedPlan, order: "_Order") -> _RecordedRun:
+async def _read_record(listed: PlanRun, store: PlanStore, earlier: "_EarlierPlan", now: "_Order") -> _RecordedRun:
     run = await store.run(listed.id)
     ends = {receipt.attempt_id: receipt for receipt in await store.receipts(run.id)}
     before = {step.id: step for step in earlier.plan.all_steps if step.goal is not None}
-    same = frozenset(step_id for step_id, step in before.items() if step_id in now.steps and _is_same_goal(step, now.steps[step_id]))
+    steps = now.plan.steps
+    same = frozenset(step_id for step_id, step in before.items() if step_id in steps and _is_same_goal(step, steps[step_id]))
     gates, approvals = await store.gates.find(run_id=run.id, open_only=False), await store.approvals(run.id)
-    return _RecordedRun(run, earlier, await store.attempts(run.id), ends, gates, approvals, same, order)
+    return _RecordedRun(run, earlier, await store.attempts(run.id), ends, gates, approvals, same, now)
 
 
 def _is_same_goal(before: Step, now: Step) -> bool:
     return before.model_dump(exclude={"depends_on", "description"}) == now.model_dump(exclude={"depends_on", "description"})
 
 
-async def _replay_run(recorded: _RecordedRun, rehearsal: Rehearsal, order: "_Order") -> ReplayedRun:
+async def _replay_run(recorded: _RecordedRun, rehearsal: Rehearsal) -> ReplayedRun:
     answers, unfit = _fitting_answers(recorded, rehearsal.known)
     try:
         found = await rehearsal.run(_inputs_of(recorded.run, rehearsal.known.plan), answers=answers, recorded=recorded)
@@ -265,7 +266,7 @@ async def _replay_run(recorded: _RecordedRun, rehearsal: Rehearsal, order: "_Ord
         *_compare_ends(recorded, found),
     ]
     if recorded.earlier.order is not None:
-        differences += _compare_order(recorded.earlier.order, order, recorded, found)
+        differences += _compare_order(recorded.earlier.order, recorded, found)
     return ReplayedRun(recorded.run, tuple(differences), found.effects, has_order=recorded.earlier.order is not None)
 
 
@@ -294,7 +295,6 @@ def _inputs_of(run: PlanRun, plan: ExecutionPlan) -> dict[str, JsonValue]:
 def _compare_calls(recorded: _RecordedRun, found: DryRun, now: ValidatedPlan) -> Iterator[Difference]:
     """Yield the calls that are made newly, no longer, or with other parameters. Calls of a step are compared as sets, then by item."""
     made = [call for call in found.calls if call.kind == "step" and call.step_id not in recorded.same_goals]
-    was = {step.id for step in recorded.earlier.plan.all_steps}
     for step_id in dict.fromkeys([*(call.step_id for call in recorded.calls), *(call.step_id for call in made)]):
         old = [call for call in recorded.calls if call.step_id == step_id]
         new = [call for call in made if call.step_id == step_id]
@@ -310,7 +310,7 @@ def _compare_calls(recorded: _RecordedRun, found: DryRun, now: ValidatedPlan) ->
             beside = _step_before(step_id, recorded.earlier.plan, now)
             yield Difference("gone_call", step_id, call.tool_name, call.effect != "read", before=_shown(call), beside=beside)
         for call in new:
-            if step_id in was and recorded.depends_on_time(step_id):
+            if step_id in recorded.earlier.step_ids and recorded.depends_on_time(step_id):
                 continue
             yield Difference("new_call", step_id, call.tool_name, call.effect != "read", after=_shown(call), repeats=_twin_of(call, made))
 
@@ -384,11 +384,12 @@ def _compare_ends(recorded: _RecordedRun, found: DryRun) -> Iterator[Difference]
             yield Difference("other_output", None, name, writes=False, before=before, after=after)
 
 
-def _compare_order(old: "_Order", new: "_Order", recorded: _RecordedRun, found: DryRun) -> Iterator[Difference]:
+def _compare_order(old: "_Order", recorded: _RecordedRun, found: DryRun) -> Iterator[Difference]:
     """Yield the steps that would no longer wait for a step that they directly waited for.
 
     Both call them, or the earlier one stopped the run, so that the later one was not reached.
     """
+    new = recorded.now
     called = ({call.step_id for call in recorded.calls} & {call.step_id for call in found.calls}) | (recorded.stops & {*new.plan.order})
     stopped = {step.id for step in recorded.run.steps if step.status is StepStatus.SKIPPED and step.id in new.plan.steps}
     for step_id in sorted(called | stopped):
@@ -440,12 +441,17 @@ class _Order:
         return {other for other in before if not any(self.is_before(other, between) for between in before)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _EarlierPlan:
     """A plan that recorded runs ran."""
 
     plan: ExecutionPlan
     order: _Order | None  # None: it is no longer valid, because a tool has gone or changed
+
+    @cached_property
+    def step_ids(self) -> frozenset[str]:
+        """The ids of its steps, also of those inside groups."""
+        return frozenset(step.id for step in self.plan.all_steps)
 
     @classmethod
     def of(cls, plan: ExecutionPlan, tools: ToolRegistry, policy: EffectivePolicy) -> "_EarlierPlan":

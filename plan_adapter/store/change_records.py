@@ -4,17 +4,17 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, literal, select
 
 from plan_adapter.model.approvals import Approval
 from plan_adapter.model.audited import AuditedRuns, ChangeEvent, ChangeRecord, Period, PlanChange, PopulationRun, PrunedRun
 from plan_adapter.model.record import Attempt, PlanVersion, Receipt
-from plan_adapter.model.status import Outcome, PlanStatus
+from plan_adapter.model.status import PlanStatus
 from plan_adapter.store import runs
 from plan_adapter.store.database.database import StorePart, reads
-from plan_adapter.store.database.rows import Row, approval_of, batched, item_of
+from plan_adapter.store.database.rows import Row, approval_of, attempt_of, batched, receipt_of
 from plan_adapter.store.database.tables import approvals, attempts, audit, receipts, revisions, tombstones
 from plan_adapter.store.database.tables import runs as run_table
 from plan_adapter.store.plans import seen_by, versions_by_content
@@ -26,6 +26,12 @@ _EVENTS: tuple[AuditKind, ...] = ("always_executed", "skip_requested", "run_from
 _ATTEMPT_COLUMNS = tuple(attempts.c[name] for name in ("id", "run_id", "step_id", "item", "number", "kind", "label", "tool_name"))
 _CALL_COLUMNS = tuple(attempts.c[name] for name in ("effect", "started_at", "approval_id", "code_digest"))
 _END_COLUMNS = tuple(receipts.c[name] for name in ("outcome", "error", "ended_at", "duration_ms", "by", "known_by", "note"))
+
+_UNREAD = tuple(
+    literal(value).label(name)
+    for name, value in (("parameters", "{}"), ("idempotency_key", ""), ("approval_digest", None), ("result", "null"))
+)
+"""In place of columns of calls and their ends that are long, or that no column of a pack needs."""
 
 Key: TypeAlias = tuple[str, str]
 """The tenant and the digest of a plan."""
@@ -148,7 +154,7 @@ def _replaced(connection: Connection, run_ids: Sequence[str]) -> dict[str, list[
 
 
 def _plan_changes(replaced: Sequence[Row], digest: str) -> list[PlanChange]:
-    """Return what replaced each of these versions. The last one was replaced by the plan with `digest`."""
+    """Return the change after each of these versions. The one after the last version is the plan with `digest`."""
     after = [*(row["digest"] for row in replaced), digest][1:]
     return [PlanChange(row["by"], row["note"], row["at"], row["digest"] != new) for row, new in zip(replaced, after, strict=True)]
 
@@ -165,34 +171,13 @@ def _events(connection: Connection, run_ids: Sequence[str]) -> dict[str, list[Ch
 def _calls(connection: Connection, run_ids: Sequence[str]) -> tuple[dict[str, list[Attempt]], dict[str, dict[str, Receipt]]]:
     """Return the attempts of these runs, without parameters, and their receipts by attempt, without results."""
     calls, ends = defaultdict[str, list[Attempt]](list), defaultdict[str, dict[str, Receipt]](dict)
-    query = select(*_ATTEMPT_COLUMNS, *_CALL_COLUMNS, *_END_COLUMNS).outerjoin_from(attempts, receipts)
+    query = select(*_ATTEMPT_COLUMNS, *_CALL_COLUMNS, *_END_COLUMNS, *_UNREAD, attempts.c.id.label("attempt_id")).outerjoin_from(
+        attempts, receipts
+    )
     query = query.where(attempts.c.run_id.in_(run_ids)).order_by(attempts.c.started_at, attempts.c.id)
     for row in connection.execute(query).mappings():
-        place: dict[str, Any] = {name: row[name] for name in ("run_id", "step_id", "number", "kind")} | {"item": item_of(row)}
-        attempt = Attempt(
-            **place,
-            id=row["id"],
-            tool_name=row["tool_name"],
-            effect=row["effect"],
-            parameters={},
-            idempotency_key="",
-            started_at=row["started_at"],
-            approval_id=row["approval_id"],
-            code_digest=row["code_digest"],
-            label=row["label"],
-        )
-        calls[attempt.run_id].append(attempt)
+        call = attempt_of(row)
+        calls[call.run_id].append(call)
         if row["outcome"] is not None:
-            ends[attempt.run_id][attempt.id] = Receipt(
-                **place,
-                attempt_id=attempt.id,
-                outcome=Outcome.SUCCEEDED if row["outcome"] == Outcome.SUCCEEDED else Outcome.FAILED,
-                result=None,
-                error=row["error"],
-                ended_at=row["ended_at"],
-                duration_ms=row["duration_ms"],
-                by=row["by"],
-                known_by=row["known_by"],
-                note=row["note"],
-            )
+            ends[call.run_id][call.id] = receipt_of(row)
     return calls, ends

@@ -121,7 +121,7 @@ class AuditPack:
 
 
 def deviations(record: ChangeRecord) -> list[str]:
-    """Return what deviated from an approved change that completes in one go, each in a short phrase."""
+    """Return the deviations from an approved change that completes in one go, each as a short phrase."""
     return [*_record_problems(record), *_approval_deviations(record), *_content_deviations(record), *_course_deviations(record)]
 
 
@@ -274,7 +274,7 @@ def _steps(record: ChangeRecord) -> str:
 
 
 def approval_texts(record: ChangeRecord) -> list[str]:
-    """Return each answer at a gate of the run: what, who, how they were known, when, of which digest, and with which note."""
+    """Return a line for each answer at a gate of the run: decision, person, proof of identity, time, digest and note."""
     return [_approval_text(given) for given in record.approvals]
 
 

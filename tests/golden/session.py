@@ -247,10 +247,10 @@ def dumped(database: Path) -> str:
         return "".join(f"{line}\n" for line in connection.iterdump())
 
 
-def restored(database: Path) -> None:
-    """Make the golden store at this path."""
+def restored(database: Path, statements: str | None = None) -> None:
+    """Make the golden store at this path, or the one of these statements."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
-        connection.executescript(STORE.read_text(encoding="utf-8"))
+        connection.executescript(STORE.read_text(encoding="utf-8") if statements is None else statements)
     database.chmod(0o600)
 
 

@@ -4,9 +4,7 @@
 NAME; never replace one. A test replays each of them: the runs go as they went, with the same steps, order, gates and status.
 """
 
-import contextlib
 import lzma
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +14,7 @@ from plan_adapter.testing import load_cases
 from plan_adapter.testing.running import CaseRunner
 from tests.golden import FOLDER
 from tests.golden.session import dumped
-from tests.postgres import PostgresServer, running_server
+from tests.postgres import running_server
 
 STORES = FOLDER / "stores"
 RUNBOOKS = FOLDER.parents[1] / "deployments" / "runbooks"
@@ -32,15 +30,6 @@ def names(database: str) -> list[str]:
 def statements(name: str, database: str) -> str:
     """Return the statements that make a store."""
     return lzma.decompress(_path(name, database).read_bytes()).decode()
-
-
-def restore(name: str, url: str, server: PostgresServer | None = None) -> None:
-    """Make a store at `url`: a SQLite file, or an empty database of `server`."""
-    if server is not None:
-        server.execute(statements(name, "postgresql"), database=url.rpartition("/")[2])
-        return
-    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
-        connection.executescript(statements(name, "sqlite"))
 
 
 def write(name: str) -> None:

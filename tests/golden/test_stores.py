@@ -53,7 +53,7 @@ async def test_the_runs_of_the_golden_session_go_as_they_went(home: Path) -> Non
 
 @pytest.mark.parametrize("name", stores.names("sqlite"))
 async def test_runs_of_an_earlier_version_on_sqlite_go_as_they_went(name: str, home: Path) -> None:
-    stores.restore(name, f"sqlite:///{home / 'plans.db'}")
+    session.restored(home / "plans.db", stores.statements(name, "sqlite"))
     async with PlanStore() as store:
         runs = await replayed(store, TOOLS)
     assert len(runs) > 20
@@ -65,7 +65,8 @@ async def test_runs_of_an_earlier_version_on_sqlite_go_as_they_went(name: str, h
 async def test_runs_of_an_earlier_version_on_postgresql_go_as_they_went(
     name: str, home: Path, postgres_database: str, postgres_server: PostgresServer
 ) -> None:
-    await asyncio.to_thread(stores.restore, name, postgres_database, postgres_server)
+    database = postgres_database.rpartition("/")[2]
+    await asyncio.to_thread(postgres_server.execute, stores.statements(name, "postgresql"), database=database)
     async with PlanStore(postgres_database) as store:
         await store.upgrade()
         runs = await replayed(store, TOOLS)

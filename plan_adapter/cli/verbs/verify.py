@@ -191,7 +191,7 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
 
 
 async def check_run(run_id: str, store: "PlanStore", policy: EffectivePolicy) -> RecordCheck:
-    """Return what `plan verify` says about the record of a run."""
+    """Check the record of a run as `plan verify` does."""
     record = await store.read_export(run_id, _check_record)
     found, checks = record.verification, [_check_signature(statement, policy) for statement in record.signed]
     invalid = [check for check in checks if check["problem"] is not None]

@@ -69,7 +69,7 @@ class AttestedRun:
 
 @dataclass(frozen=True, slots=True)
 class AttestedApproval:
-    """One answer: of whom, how their identity was known, and to what."""
+    """One answer at a gate: its person, the proof of their identity, and the content."""
 
     id: str
     decision: Decision
@@ -241,7 +241,7 @@ def checked_statement(document: Mapping[str, Any], *, at: datetime) -> tuple[Che
 
 
 def attestation_of(document: Mapping[str, Any], found: Verification, *, at: datetime) -> RunAttestation:
-    """Return what to attest of an exported run. `found` says that it is intact."""
+    """Return the attestation of an exported run that `found` says is intact."""
     run, entries = document["run"], signed_entries(document["audit"])
     plans = {row["digest"]: AttestedPlan(row["digest"], json.loads(row["document"])) for row in document["plans"]}
     receipts = {attempt_key(row, row["number"], row["kind"]): row for row in document["receipts"]}
@@ -280,7 +280,7 @@ def statement_text(attested: RunAttestation) -> bytes:
 
 
 def verified_attestation(content: bytes, key: PublicKey) -> RunAttestation:
-    """Return what the envelope `content` attests. Raises NotVerifiedError unless `key` signed exactly these bytes."""
+    """Return the attestation in the envelope `content`. Raises NotVerifiedError unless `key` signed exactly these bytes."""
     payload = unsealed(content, key)
     try:
         statement = json.loads(payload)
@@ -303,7 +303,7 @@ def verified_attestation(content: bytes, key: PublicKey) -> RunAttestation:
 
 
 def _subject(attested: RunAttestation) -> list[JsonValue]:
-    """Return what the statement is about: the plan, and the record of the run."""
+    """Return the subjects of the statement: the plan, and the record of the run."""
     return [
         {"name": attested.run.name, "digest": {"sha256": attested.plan.digest}},
         {"name": attested.run.id, "digest": {"sha256": attested.audit.digest}},

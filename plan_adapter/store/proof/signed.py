@@ -43,7 +43,7 @@ class SignedStatement:
         return self.signature is None or not (self.is_erased or policy.allowed_signers is None)
 
     def problem(self, policy: EffectivePolicy) -> str | None:
-        """Return what is wrong with the signature, or None. One that is not checkable has no problem."""
+        """Return the problem of the signature, or None. One that is not checkable has no problem."""
         if self.signature is None:
             return "it is recorded as signed, and there is no signature"
         if not self.is_checkable(policy):

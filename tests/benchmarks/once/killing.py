@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,9 +27,7 @@ class Kill:
 
     place: str
     effects: int
-    approvals: int
     unknowns: int  # how often the person was told that the outcome is unknown
-    has_ended: bool  # False: it failed each time it was started again
 
     @property
     def is_repeated(self) -> bool:
@@ -62,8 +59,7 @@ class Program:
             return None
         if exits[0] != -signal.SIGKILL:
             raise RuntimeError(f"the program ended with {exits}; its log:\n{(folder / 'log').read_text(encoding='utf-8')[-4000:]}")
-        notes = Counter(_lines(folder / "notes"))
-        return Kill(place, self._world.charges[f"/{folder.name}"], notes["approved"], notes["unknown"], has_ended=exits[-1] == 0)
+        return Kill(place, self._world.charges[f"/{folder.name}"], len(_lines(folder / "unknown")))
 
     def places(self) -> list[str]:
         """Return the crash points that a charge passes, in order, each once."""

@@ -40,7 +40,7 @@ def pay(order: str) -> str:
 
 
 def work(trial: trials.Trial) -> None:
-    """Start the order, or go on with it."""
+    """Start the order, or resume it."""
     database = f"sqlite:///{trial.folder / 'dbos.db'}"
     DBOS(
         config={

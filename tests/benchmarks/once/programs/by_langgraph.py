@@ -38,7 +38,7 @@ def build(saver: SqliteSaver) -> Any:
 
 
 def work(trial: trials.Trial) -> None:
-    """Start the order, or go on with it."""
+    """Start the order, or resume it."""
     with sqlite3.connect(trial.folder / "checkpoints.db", check_same_thread=False) as connection:
         graph = build(SqliteSaver(connection))
         config = {"configurable": {"thread_id": trials.ORDER}}

@@ -42,7 +42,7 @@ CONFIG = RunConfig(tracing_disabled=True)
 
 
 def work(trial: trials.Trial) -> None:
-    """Start the order, or go on with it."""
+    """Start the order, or resume it."""
     asyncio.run(_work(trial, trial.folder / "state.json"))
 
 

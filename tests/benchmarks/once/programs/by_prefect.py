@@ -39,7 +39,7 @@ def pay(order: str) -> str:
 
 
 def work(trial: trials.Trial) -> None:
-    """Start the order, or go on with it."""
+    """Start the order, or resume it."""
     known = trial.folder / "flow_run"
     ended = threading.Event()
     person = threading.Thread(target=_answer, args=(trial, ended), daemon=True)

@@ -27,7 +27,7 @@ agent.tool_plain(trials.tell)
 
 
 def work(trial: trials.Trial) -> None:
-    """Start the order, or go on with it."""
+    """Start the order, or resume it."""
     messages, decision = trial.folder / "messages.json", trial.folder / "approved"
     if not messages.exists():
         result = agent.run_sync("Charge the order.")

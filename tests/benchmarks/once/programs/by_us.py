@@ -34,7 +34,7 @@ INPUTS, BY = {"order": trials.ORDER}, "ana"
 
 
 def work(trial: trials.Trial) -> None:
-    """Start the order, or go on with it."""
+    """Start the order, or resume it."""
     crash_points.listener = lambda point, detail: trials.reach_inside(f"{point} {detail}".strip())
     asyncio.run(_work(trial, trial.folder))
 

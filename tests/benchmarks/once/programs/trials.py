@@ -29,18 +29,13 @@ class Trial:
     def ask(self) -> None:
         """Ask the person for the approval of the charge, who always gives it."""
         reach("at the gate")
-        self.note("approved")
 
     def report_unknown(self) -> bool:
         """Tell the person that the outcome of the charge is unknown. Return what the person sees: whether it was charged."""
-        self.note("unknown")
+        with (self.folder / "unknown").open("a", encoding="utf-8") as file:
+            file.write("charge\n")
         with urllib.request.urlopen(self.world) as reply:
             return int(reply.read()) > 0
-
-    def note(self, word: str) -> None:
-        """Count an event that a person noticed."""
-        with (self.folder / "notes").open("a", encoding="utf-8") as file:
-            file.write(f"{word}\n")
 
 
 TRIAL = Trial(Path(), "")

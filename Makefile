@@ -1,6 +1,6 @@
 # `make demo` and `make test` first set up what is missing. They need only Python 3.11 or later, make and git.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests thorough check format generated site browser faults agentdojo matrix newest release-check bench bench-once blocks lock clean
+.PHONY: help demo test tests thorough check format generated site browser faults simulate agentdojo matrix newest release-check bench bench-once blocks lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
@@ -51,6 +51,9 @@ browser: $(STAMP)  ## test gates in Prefect's UI with Chromium; screenshots go t
 # Runs on both databases and two cores. A violation is printed with the command that replays it.
 faults: $(STAMP)  ## kill runs N (1000) times at crash points, race them N/2 times from SEED on, and check their records; with GOALS=1, runs with goals
 	@$(PYTHON) -m tests.faults N=$(N) SEED=$(SEED) GOALS=$(GOALS) REPLAY=$(REPLAY)
+
+simulate: $(STAMP)  ## simulate RUNS (1000) runs on virtual time from SEED on, with faults and rivals; SEED alone prints one run
+	@$(PYTHON) -m tests.simulation RUNS=$(RUNS) SEED=$(SEED) VARIANT="$(VARIANT)"
 
 agentdojo: $(STAMP)  ## run all of AgentDojo's prompt injections against our gates, and write the table into the guide
 	@$(PYTHON) -m tests.agentdojo

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Any, Literal
 import asyncpg  # noqa: F401  # loaded once by the fork server, not by each process
 from pydantic import JsonValue
 
-from plan_adapter import approve
+from plan_adapter import ToolRegistry, approve
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.local import crash_points
 from plan_adapter.local.crash_points import CrashPoint
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import ApprovalRequest, Gate
+from plan_adapter.model.goals import GoalModel
 from plan_adapter.model.readable import call_name
 from plan_adapter.model.record import Attempt, PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
@@ -38,7 +39,7 @@ from plan_adapter.validation import bind_inputs, validate
 from tests.faults.broken import VARIANTS
 from tests.faults.goals import UNWANTED, LoggedModel
 from tests.faults.plans import ANSWERS, SCHEDULE, scenario_of
-from tests.faults.world import HERE, TOOLS, Unit, lines_of
+from tests.faults.world import HERE, TOOLS, Line, Unit, lines_of
 
 CANARY = "canary-Zq7/4w+Kp"
 BY = "ana"
@@ -228,40 +229,46 @@ def is_unwanted(gate: ApprovalRequest | Gate) -> bool:
 
 
 async def _execute(order: Order) -> PlanRun | None:
-    workspace, scenario = order.workspace, scenario_of(order.workspace.seed)
+    workspace = order.workspace
     async with PlanStore(workspace.store_url) as store:
         if order.lease is not None:
             store.ledger.lease_seconds = order.lease[0]
         HERE.path, HERE.epoch_of = workspace.world, lambda run_id: (claim := store._claims.get(run_id)) and claim.epoch
         if isinstance(listener := crash_points.listener, Listener):
             listener.store = store
-        run_request = RunRequest(
-            approver=CallbackApprover(_answer, by=BY) if scenario.approved_by != "elsewhere" or order.run_id is not None else None,
-            approval=approve(scenario.plan, tools=TOOLS, by=BY) if scenario.approved_by == "beforehand" and order.verb == "start" else None,
-            schedule=SCHEDULE if scenario.approved_by == "standing" else None,
-            context=RunContext(task_id=workspace.task_id),
-            settings=Settings(),
-            goal_model=LoggedModel(workspace.model),
-            tools=TOOLS,
-        )
-        offline = order.server is None
-        match order.verb:
-            case "start":
-                bound = bind_inputs(validate(scenario.plan, TOOLS))
-                return await execute_plan(bound, run_request=run_request, store=store, offline=offline, record_pending=True)
-            case "resume":
-                return await execute_resume(order.run_id or "", tools=TOOLS, run_request=run_request, store=store, offline=offline)
-            case "undo":
-                run = await store.run(order.run_id or "")
-                return await rollback_run(run, reason="undo it", tools=TOOLS, run_request=run_request, store=store, offline=offline)
-            case "resolve":
-                await resolve(store, order.run_id or "", workspace.world)
-                return None
+        return await perform(order, store, tools=TOOLS, model=LoggedModel(workspace.model), lines=lines_of(workspace.world))
 
 
-async def resolve(store: PlanStore, run_id: str, world: Path) -> list[Unit]:
+async def perform(order: Order, store: PlanStore, *, tools: ToolRegistry, model: GoalModel, lines: Sequence[Line]) -> PlanRun | None:
+    """Execute `order` with this store, in a world with these effects. Return the run, or None if only outcomes are resolved."""
+    scenario = scenario_of(order.workspace.seed)
+    run_request = RunRequest(
+        approver=CallbackApprover(_answer, by=BY) if scenario.approved_by != "elsewhere" or order.run_id is not None else None,
+        approval=approve(scenario.plan, tools=tools, by=BY) if scenario.approved_by == "beforehand" and order.verb == "start" else None,
+        schedule=SCHEDULE if scenario.approved_by == "standing" else None,
+        context=RunContext(task_id=order.workspace.task_id),
+        settings=Settings(),
+        goal_model=model,
+        tools=tools,
+    )
+    offline = order.server is None
+    match order.verb:
+        case "start":
+            bound = bind_inputs(validate(scenario.plan, tools))
+            return await execute_plan(bound, run_request=run_request, store=store, offline=offline, record_pending=True)
+        case "resume":
+            return await execute_resume(order.run_id or "", tools=tools, run_request=run_request, store=store, offline=offline)
+        case "undo":
+            run = await store.run(order.run_id or "")
+            return await rollback_run(run, reason="undo it", tools=tools, run_request=run_request, store=store, offline=offline)
+        case "resolve":
+            await resolve(store, order.run_id or "", lines)
+            return None
+
+
+async def resolve(store: PlanStore, run_id: str, lines: Sequence[Line]) -> list[Unit]:
     """Resolve each write with an unknown outcome as the world has it, and return these writes."""
-    done = {(line.unit, line.attempt): line for line in lines_of(world) if line.run == run_id}
+    done = {(line.unit, line.attempt): line for line in lines if line.run == run_id}
     unknown = await store.outcomes.unknown(run_id)
     for attempt in unknown:
         line = done.get((_unit(attempt), attempt.number))

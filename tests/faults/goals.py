@@ -103,15 +103,18 @@ class LoggedModel:
         earlier_answers = [goal_round.answer.text for goal_round in goal.rounds]
         observed = [token_of(goal_round.observation) for goal_round in goal.rounds]
         text = os.urandom(6).hex()
-        call = ModelCall(kind, goal.step_id, len(goal.rounds), text, earlier_answers, observed, dict(goal.context), os.getpid())
+        self.append(ModelCall(kind, goal.step_id, len(goal.rounds), text, earlier_answers, observed, dict(goal.context), os.getpid()))
+        reached("mid-effect", f"{kind} read")
+        return text
+
+    def append(self, call: ModelCall) -> None:
+        """Log a call."""
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(file, (json.dumps(asdict(call)) + "\n").encode())
             os.fsync(file)
         finally:
             os.close(file)
-        reached("mid-effect", f"{kind} read")
-        return text
 
 
 def verdicts(*verdicts: VerdictWord) -> str:

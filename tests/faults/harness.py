@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-from plan_adapter import PlanRun, PlanStore
+from plan_adapter import PlanRun, PlanStore, ToolRegistry
 from plan_adapter.execution.rollback_units import is_rolled_back, rolled_back_items, units_to_roll_back
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.coverage import new_standing_approval
@@ -29,7 +29,7 @@ from tests.faults.check import units_of, violations
 from tests.faults.check_goals import goal_violations
 from tests.faults.child import BY, CANARY, REACHED, Fault, Order, Report, Verb, Workspace, answer_to_fields, is_unwanted
 from tests.faults.evidence import Evidence, Violation
-from tests.faults.goals import ALWAYS, effects_of, may_fail, model_calls
+from tests.faults.goals import ALWAYS, ModelCall, effects_of, may_fail, model_calls
 from tests.faults.plans import SCHEDULE, TOOL_NAMES, Scenario, has_goals, scenario_of
 from tests.faults.processes import start
 from tests.faults.world import COMMAND_TOOL, FINALLY, ROLLBACK, TOOLS, Line, Unit, World, lines_of
@@ -89,6 +89,7 @@ class Trial:
     variant: str | None = None
     server: str | None = None
     lease: tuple[float, float] | None = None
+    tools: ToolRegistry = TOOLS
     chance: random.Random = field(init=False)
     scenario: Scenario = field(init=False)
     run_id: str | None = None
@@ -112,7 +113,7 @@ class Trial:
     async def prepare(self) -> None:
         """Add the standing approval that the run needs, if any."""
         if self.scenario.approved_by == "standing":
-            validated = validate(self.scenario.plan, TOOLS)
+            validated = validate(self.scenario.plan, self.tools)
             now = await self.store.now()
             self.standing = new_standing_approval(validated, by=BY, known_by="os_user", at=now, schedules=[SCHEDULE], max_runs=9)
             await self.store.standing.add(self.standing)
@@ -143,12 +144,19 @@ class Trial:
         self.events.append(f"{order.verb} until {order.fault}: {report or 'killed'}")
         if is_killed and order.fault is not None:
             self.kills[order.fault.point, order.fault.detail] += 1
-        elif report is not None and report.error is not None and not _is_expected(report):
+        elif report is not None and report.error is not None and not self.is_expected(report):
             self.violations.append(Violation("broken", f"the process: {report.error}: {report.message}"))
         if self.run_id is None:
             runs = await self.store.runs(limit=1, context=RunContext(task_id=self.workspace.task_id))
             self.run_id = runs[0].id if runs else None
         return report
+
+    def is_expected(self, report: Report) -> bool:
+        """Return whether the product may raise this error between two processes of one run."""
+        revoked = report.error == NotApprovedError.__name__ and "revoked" in report.message
+        refusals = ("waits", "is not rolled back while", "still runs here")
+        waits = report.error == RunConflictError.__name__ and any(refusal in report.message for refusal in refusals)
+        return revoked or waits
 
     def order(self, verb: Verb, *, fault: Fault | None) -> Order:
         """Return the order for the next process of this run."""
@@ -196,13 +204,13 @@ class Trial:
             document=await self.store.export(run.id),
             run=run,
             plan=await self.store.get(run.digest),
-            tools=TOOLS,
+            tools=self.tools,
             lines=self.lines(),
             standing=await self.store.standing.find(include_ended=True) if self.scenario.approved_by == "standing" else (),
             secret=CANARY,
             is_over=is_over,
-            leaks=await leaks(self.workspace.home),
-            model_calls=model_calls(self.workspace.model),
+            leaks=await self.leaks(),
+            model_calls=self.model_calls(),
         )
         self.done = evidence.done.keys()
         overlaps = self.workspace.folder / "commands" / "overlaps"
@@ -212,6 +220,14 @@ class Trial:
     def lines(self) -> list[Line]:
         """Return the effects of this run in its world."""
         return [line for line in lines_of(self.workspace.world) if line.run == self.run_id]
+
+    async def leaks(self) -> list[str]:
+        """Return the files of the run that contain the secret."""
+        return await leaks(self.workspace.home)
+
+    def model_calls(self) -> list[ModelCall]:
+        """Return the calls of the model."""
+        return model_calls(self.workspace.model)
 
     # People's actions between two processes.
 
@@ -224,9 +240,13 @@ class Trial:
             await self.store.standing.revoke(self.standing.id, by=BY)
         if self.scenario.revises != "nothing":
             await self._revise(run)
-        for gate in await self.store.gates.find(run_id=run.id):
+        await self.answer_gates(run.id)
+
+    async def answer_gates(self, run_id: str) -> None:
+        """Answer some of the run's open gates."""
+        for gate in await self.store.gates.find(run_id=run_id):
             if self.chance.random() < self.scenario.answers:
-                request = ApprovalRequest(gate.approval_digest, gate.name, "", "", run.id, gate.step_id, gate.item, gate.id)
+                request = ApprovalRequest(gate.approval_digest, gate.name, "", "", run_id, gate.step_id, gate.item, gate.id)
                 decision: Decision = "reject" if is_unwanted(gate) else "approve"
                 result = answer_to_fields(gate.fields or ()) if gate.kind == "question" else None
                 await self.store.gates.answer(gate.id, answer_to(request, decision=decision, by=BY, known_by="unverified", result=result))
@@ -266,7 +286,7 @@ class Trial:
             step.description = f"{fresh}-{new_id()}"
         else:
             step.parameters = {**step.parameters, "body": f"{fresh}-{new_id()} {str(step.parameters['body']).partition(' ')[2]}".rstrip()}
-        await arevise_run(run.id, plan, tools=TOOLS, by=BY, note="say it otherwise", store=self.store)
+        await arevise_run(run.id, plan, tools=self.tools, by=BY, note="say it otherwise", store=self.store)
 
 
 def _step_in_its_document(plan: ExecutionPlan, step: Step) -> Step:
@@ -276,14 +296,6 @@ def _step_in_its_document(plan: ExecutionPlan, step: Step) -> Step:
     inner = _step_in_its_document(plan, step.within).pinned
     assert inner is not None
     return inner.step(step.local_id)
-
-
-def _is_expected(report: Report) -> bool:
-    """Return whether the product may raise this error between two processes of one run."""
-    revoked = report.error == NotApprovedError.__name__ and "revoked" in report.message
-    refusals = ("waits", "is not rolled back while", "still runs here")
-    waits = report.error == RunConflictError.__name__ and any(refusal in report.message for refusal in refusals)
-    return revoked or waits
 
 
 async def leaks(folder: Path) -> list[str]:

@@ -96,4 +96,4 @@ async def check_and_resolve(trial: Trial, flow_run_id: UUID) -> None:
     if run is not None:
         trial.run_id = run.id
         trial.violations += await trial.check()
-        await resolve(trial.store, run.id, trial.workspace.world)
+        await resolve(trial.store, run.id, trial.lines())

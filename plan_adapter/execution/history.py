@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Literal, TypeAlias, get_args
 
 from plan_adapter.model import graph
@@ -137,7 +136,6 @@ class CallHistory:
     interrupted_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which run again
     aborted: set[Unit] = field(default_factory=set[Unit])  # writes with an unknown outcome, when a person aborted the run
     receipts: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])  # the last one, whatever its outcome
-    last: dict[str, datetime] = field(default_factory=dict[str, datetime])  # by step: when an attempt last started or ended
     outdated: dict[Unit, int] = field(default_factory=dict[Unit, int])  # `finally` steps to run again: the attempt that had succeeded
 
     def add(self, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> None:
@@ -150,7 +148,6 @@ class CallHistory:
         resolved, ended = dict[Unit, int](), set[tuple[Unit, int]]()
         for receipt in receipts:
             unit, number = (receipt.step_id, receipt.item), receipt.number
-            self._record_time(receipt.step_id, receipt.ended_at)
             self.attempts[unit] = max(self.attempts.get(unit, 0), number)
             ended.add((unit, number))
             self.receipts[unit] = receipt
@@ -163,7 +160,6 @@ class CallHistory:
                 resolved[unit] = max(resolved.get(unit, 0), number if receipt.by is not None else 0)
         for attempt in attempts:
             unit = (attempt.step_id, attempt.item)
-            self._record_time(attempt.step_id, attempt.started_at)
             self.attempts[unit] = max(self.attempts.get(unit, 0), attempt.number)
             if (unit, attempt.number) in ended or (unit in self.succeeded and attempt.number < self.succeeded[unit].number):
                 continue
@@ -177,9 +173,6 @@ class CallHistory:
         for unit in [unit for unit, receipt in self.succeeded.items() if receipt.number < self.attempts[unit]]:
             self.outdated[unit] = self.succeeded.pop(unit).number
         self.aborted.difference_update(self.succeeded)
-
-    def _record_time(self, step_id: str, at: datetime) -> None:
-        self.last[step_id] = max(self.last.get(step_id, at), at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +213,16 @@ class RunHistory(CallHistory):
         skipped = {step_id: why for step_id, why in steps.items() if (step_id, None) not in self.succeeded or step_id in again}
         return replace(self, choices={step_id: StepChoice("skipped", why) for step_id, why in skipped.items()})
 
-    def for_finally_steps(self, finally_ids: Collection[str]) -> "RunHistory":
-        """Return this history for the `finally` steps (`finally_ids`). One that succeeded before anything else ran runs again."""
-        others = [at for step_id, at in self.last.items() if step_id not in finally_ids]
-        since = max([*others, *self.rollbacks.last.values()], default=None)
+    def for_finally_steps(self, finally_ids: Collection[str], order: Mapping[tuple[CallKind, Unit], int]) -> "RunHistory":
+        """Return this history for the `finally` steps (`finally_ids`). One that succeeded before anything else ran runs again.
+
+        `order` numbers the newest entry of the audit log about each call. Times would not do: the clock may be set back.
+        """
+        others = [number for (kind, unit), number in order.items() if kind == "rollback" or unit[0] not in finally_ids]
         outdated = self.outdated | {
             unit: receipt.number
             for unit, receipt in self.succeeded.items()
-            if unit[0] in finally_ids and since is not None and receipt.ended_at <= since
+            if unit[0] in finally_ids and order.get(("step", unit), 0) < max(others, default=0)
         }
         succeeded = {unit: receipt for unit, receipt in self.succeeded.items() if unit not in outdated}
         return replace(self, succeeded=succeeded, outdated=outdated)

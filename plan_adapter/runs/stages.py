@@ -201,7 +201,8 @@ async def execute_finally_steps(scope: RunScope, keeper: GateKeeper, status: Pla
         "not_rolled_back": [name for report in reports for name in report.left],
     }
     run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
-    history = (await keeper.store.ledger.history(run.id)).for_finally_steps(validated.finally_order)
+    history, order = await keeper.store.ledger.history(run.id), await keeper.store.ledger.call_order(run.id)
+    history = history.for_finally_steps(validated.finally_order, order)
     run.steps = [*main, *(step for step in pending_steps(validated, history) if step.id in validated.finally_order)]
     policy, stop = await keeper.store.policy.effective(keeper.run_request.settings), Stop()
     keeper.ask_until(stop)

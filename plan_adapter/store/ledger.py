@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import JsonValue
 from sqlalchemy import Connection, delete, select, update
 
-from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.model.approvals import Approval
 from plan_adapter.model.canonical import canonical_document
 from plan_adapter.model.errors import RunConflictError, RunNotFoundError
@@ -260,6 +260,11 @@ class RunLedger(StorePart):
     def history(self, connection: Connection, run_id: str) -> RunHistory:
         """Return the history of a run, without the steps that operators skipped."""
         return _history_of(connection, id_of(connection, self.tenant_id, run_id))
+
+    @reads
+    def call_order(self, connection: Connection, run_id: str) -> dict[tuple[CallKind, Unit], int]:
+        """Return the number of the newest audit entry about an attempt of each call, by kind and unit."""
+        return steps.call_order_of(connection, id_of(connection, self.tenant_id, run_id))
 
     @reads
     def run_of_flow(self, connection: Connection, flow_run_id: str) -> PlanRun | None:

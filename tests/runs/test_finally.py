@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -26,6 +27,7 @@ from plan_adapter.runs.operator_requests import choices_of
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus, StepStatus
+from plan_adapter.store.database import sqlite
 from plan_adapter.text.plan_text import plan_gate_text
 from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.tools import ToolContext
@@ -183,6 +185,44 @@ async def test_finally_steps_run_again_after_a_resume_that_ran_steps(world: Worl
     assert (again.status, world.done) == (PlanStatus.COMPLETED, ["a", "tidy", "b", "tidy"])
     assert len(set(world.keys)) == 2  # a new call, not a repeat of the first one
     assert (await store.run(run.id)).step("tidy").carried is False
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[timedelta]:
+    """How far the clock of SQLite stores is set back: the sum of this list."""
+    steps = list[timedelta]()
+
+    def set_back() -> str:
+        return (datetime.now(UTC) - sum(steps, timedelta())).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+    monkeypatch.setattr(sqlite, "sqlite_now", set_back)
+    return steps
+
+
+async def test_finally_steps_run_again_if_steps_ran_although_the_clock_was_set_back(
+    world: World, clock: list[timedelta], tmp_path: Path
+) -> None:
+    world.broken.add("b")
+    async with PlanStore(f"sqlite:///{tmp_path}/plans.db") as store:
+        run = await arun_plan(plan_with(step("a"), step("b"), finals=[step("tidy", "write")]), tools=world.tools, store=store, offline=True)
+        clock.append(timedelta(hours=1))
+        world.broken.clear()
+        again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
+    assert (again.status, world.done) == (PlanStatus.COMPLETED, ["a", "tidy", "b", "tidy"])
+
+
+async def test_a_finally_write_is_not_repeated_because_the_clock_was_set_back(world: World, clock: list[timedelta], tmp_path: Path) -> None:
+    world.broken |= {"first", "last"}
+    finals = [step("first"), step("tidy", "write", depends_on=["first"]), step("last")]
+    async with PlanStore(f"sqlite:///{tmp_path}/plans.db") as store:
+        run = await arun_plan(plan_with(step("a"), finals=finals), tools=world.tools, store=store, offline=True)
+        clock.append(timedelta(hours=1))
+        world.broken.remove("first")
+        run = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
+        world.broken.clear()
+        again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
+    assert (run.status, again.status) == (PlanStatus.PARTIAL, PlanStatus.COMPLETED)
+    assert world.done == ["a", "first", "tidy", "last"]
 
 
 async def test_a_partial_resume_runs_finally_steps_and_can_skip_one(world: World, store: PlanStore) -> None:

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from plan_adapter.agent.answer_schemas import from_strict_form, strict_form
 from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.options import TEXT_TYPES
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
 from plan_adapter.validation.inputs import inputs_schema
@@ -19,7 +20,7 @@ DESCRIPTION_CHARACTERS = 1024
 """The longest description that OpenAI's API accepts. `NAME_CHARACTERS` is its limit for names."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-_PLAIN = ("string", "integer", "number", "boolean")
+_PLAIN = ("string", "integer", "number", "boolean", *TEXT_TYPES)
 
 
 def plan_tool(plan: ExecutionPlan) -> dict[str, JsonValue]:

@@ -30,7 +30,7 @@ from plan_adapter.engine.internals import (
 from plan_adapter.engine.outgoing import paragraphs
 from plan_adapter.engine.states import keep_flow_end, state_of_error, state_of_run
 from plan_adapter.model.errors import NoServerError, PlanAdapterError
-from plan_adapter.model.options import Input, InputType
+from plan_adapter.model.options import TEXT_TYPES, Input, InputType
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import MAX_NAME_CHARACTERS, prose, safe_name
 from plan_adapter.model.record import PlanRun
@@ -85,7 +85,7 @@ MAX_PARAMETER_CHARACTERS = 400_000
 """Prefect refuses serialized parameters of over 524,288 bytes. Ours are ASCII."""
 
 _PARAMETER_TYPES: dict[InputType, Any] = {
-    "string": str,
+    **dict.fromkeys(("string", *TEXT_TYPES), str),
     "integer": int,
     "number": float,
     "boolean": bool,

@@ -50,7 +50,7 @@ class TypedInput(Protocol):
 
     @property
     def type(self) -> str:
-        """`string`, `integer`, `number`, `boolean`, `array` or `object`."""
+        """A type of JSON, or `date`, `date-time` or `duration`, which are texts."""
         ...
 
     @property

@@ -14,6 +14,10 @@ _KINDS: Mapping[str, str] = {
     "null": "null_type",
     "array": "list",
     "object": "map",
+    # Types of inputs that are texts.
+    "date": "string",
+    "date-time": "string",
+    "duration": "string",
 }
 
 

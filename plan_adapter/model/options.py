@@ -18,7 +18,11 @@ CallKind: TypeAlias = Literal["step", "rollback", "decision", "check"]
 decision in a round. `check`: the checks of that decision.
 """
 
-InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object"]
+InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object", "date", "date-time", "duration"]
+
+TEXT_TYPES: tuple[InputType, ...] = ("date", "date-time", "duration")
+"""The types whose values are texts of a given form."""
+
 KnownBy: TypeAlias = Literal["ssh_signature", "totp", "os_user", "form", "unverified"]
 """How the person who answers is identified, from the best proof to none.
 

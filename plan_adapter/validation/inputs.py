@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from decimal import Decimal
 from keyword import iskeyword
 from typing import Any, Literal
@@ -12,10 +13,10 @@ from pydantic import JsonValue
 from plan_adapter.expressions import INPUT_NAME, has_expression, matches
 from plan_adapter.model.errors import ExpressionError
 from plan_adapter.model.language import later, tr
-from plan_adapter.model.options import Input
+from plan_adapter.model.options import TEXT_TYPES, Input
 from plan_adapter.model.problems import Problem, did_you_mean
 from plan_adapter.model.readable import as_text, code, counted, cut, is_secret_name, is_visible, one_line, plain, prose
-from plan_adapter.model.values import MAX_INTEGER, find_bad_values, join, normalize
+from plan_adapter.model.values import DURATION, MAX_INTEGER, find_bad_values, join, normalize
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import find_oversize
 
@@ -59,8 +60,23 @@ _TYPE_NAMES: Mapping[str, str] = {
     "boolean": "true or false",
     "array": "a list",
     "object": "a mapping",
+    "date": "a date",
+    "date-time": "a time",
+    "duration": "a duration",
 }
 _EXAMPLES: Mapping[str, str] = {"array": '["a", "b"]', "object": '{"a": 1}'}
+_FORMS: Mapping[str, str] = {
+    "date": "write it as 2026-11-29",
+    "date-time": "write it with its zone, as 2026-11-29T14:30:00+08:00 or 2026-11-29T06:30:00Z",
+    "duration": "write it with its units h, m, s or ms, as 30s or 1h30m",
+}
+"""How the types that are texts are written."""
+_DAY = r"\d{4}-\d{2}-\d{2}"
+_PATTERNS: Mapping[str, str] = {
+    "date": _DAY,
+    "date-time": rf"{_DAY}T\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,6}})?(?:Z|[+-]\d{{2}}:\d{{2}})",
+    "duration": DURATION.replace("|d", ""),  # the function `duration` of expressions knows no days
+}
 _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "pattern": ("string",),
     "min_length": ("string", "array"),
@@ -144,7 +160,12 @@ def _read_value(value: Any, definition: Input, at: str, *, from_text: bool, is_s
         return None, problems
     value = normalize(value)
     faults = [
-        Problem("bad-input", at=at, message=f"the value {shown + ' ' if shown else ''}{fault}", hint=definition.description)
+        Problem(
+            "bad-input",
+            at=at,
+            message=f"the value {shown + ' ' if shown else ''}{fault}",
+            hint=_FORMS.get(definition.type, definition.description),
+        )
         for fault in _faults(value, definition)
     ]
     return _copy(value), faults
@@ -216,6 +237,8 @@ def _is_of_type(value: JsonValue, kind: str) -> bool:
     match kind:
         case "string":
             return isinstance(value, str)
+        case "date" | "date-time" | "duration":
+            return isinstance(value, str) and _is_written_as(kind, value)
         case "integer":
             return isinstance(value, int) and not isinstance(value, bool)
         case "number":
@@ -226,6 +249,18 @@ def _is_of_type(value: JsonValue, kind: str) -> bool:
             return isinstance(value, list)
         case _:
             return isinstance(value, dict)
+
+
+def _is_written_as(kind: str, text: str) -> bool:
+    """Return whether `text` is a date, a time with its zone, or a duration, as expressions read them."""
+    if not re.fullmatch(_PATTERNS[kind], text, re.ASCII):
+        return False
+    try:
+        if kind != "duration":
+            datetime.fromisoformat(text)
+    except ValueError:  # there is no such day or hour
+        return False
+    return True
 
 
 def _type_of(value: JsonValue) -> str:
@@ -259,6 +294,8 @@ def _parse_text(text: str, kind: str) -> JsonValue:
     match kind:
         case "string":
             return text
+        case "date" | "date-time" | "duration" if _is_written_as(kind, text):
+            return text
         case "integer" | "number" if (whole := _parse_whole(text)) is not None:
             return whole
         case "integer" if _NUMBER.fullmatch(text) and Decimal(text) == Decimal(text).to_integral_value():
@@ -284,7 +321,8 @@ def _parse_whole(text: str) -> int | None:
 def type_in_words(definition: Input) -> str:
     """Return the type of an input, and how a text of it is written: `an integer`, `a list, in JSON: ["a", "b"]`."""
     example = _EXAMPLES.get(definition.type)
-    return _TYPE_NAMES[definition.type] + (f", in JSON: {example}" if example else "")
+    form = f", in JSON: {example}" if example else f": {_FORMS[definition.type]}" if definition.type in _FORMS else ""
+    return _TYPE_NAMES[definition.type] + form
 
 
 def limits_in_words(definition: Input) -> Iterator[str]:
@@ -310,7 +348,7 @@ def _text_hint(definition: Input) -> str:
     if definition.type == "boolean":
         return "write true or false"
     example = _EXAMPLES.get(definition.type)
-    return f"write JSON: {example}" if example else definition.description
+    return f"write JSON: {example}" if example else _FORMS.get(definition.type, definition.description)
 
 
 def _copy(value: JsonValue) -> JsonValue:
@@ -323,14 +361,15 @@ def value_schema(declared: Input) -> dict[str, JsonValue]:
     """Return the JSON Schema for a value of one input."""
     is_list = declared.type == "array"
     schema: dict[str, JsonValue] = {
-        "type": declared.type,
+        "type": "string" if declared.type in TEXT_TYPES else declared.type,
+        "format": declared.type if declared.type in ("date", "date-time") else None,
         "enum": declared.enum,
-        "pattern": declared.pattern,
+        "pattern": f"^{_PATTERNS[declared.type]}$" if declared.type == "duration" else declared.pattern,
         "minItems" if is_list else "minLength": declared.min_length,
         "maxItems" if is_list else "maxLength": declared.max_length,
         "minimum": declared.minimum,
         "maximum": declared.maximum,
-        "items": {"type": declared.items} if declared.items else None,
+        "items": value_schema(Input(type=declared.items)) if declared.items else None,
     }
     return {name: value for name, value in schema.items() if value is not None}
 
@@ -381,8 +420,9 @@ def input_from_schema(schema: Mapping[str, Any]) -> Input:
     """Return the input that a property of a form describes, as plain text."""
     names = {"minLength": "min_length", "minItems": "min_length", "maxLength": "max_length", "maxItems": "max_length"}
     known = {names.get(key, key): value for key, value in schema.items()}
+    known["type"] = schema.get("format") or schema.get("type")
     if (items := known.get("items")) is not None:
-        known["items"] = items["type"]
+        known["items"] = items.get("format") or items["type"]
     known |= {name: plain(known[name]) for name in ("title", "description") if isinstance(known.get(name), str)}
     return Input(**{name: value for name, value in known.items() if name in Input.model_fields})
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from plan_adapter.expressions import Template
 from plan_adapter.expressions.cel import words_of_kind
 from plan_adapter.expressions.expression import Expression
+from plan_adapter.model.options import TEXT_TYPES
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.values import join
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 CODE = "bad-sub-plan"
 
 _TYPES: "Mapping[str, tuple[str, ...]]" = {
-    "string": ("string",),
+    "string": ("string", *TEXT_TYPES),
     "int": ("integer", "number"),
     "double": ("integer", "number"),
     "bool": ("boolean",),

@@ -67,7 +67,7 @@ def every_field(model: type[BaseModel], **strategies: st.SearchStrategy) -> st.S
     return st.fixed_dictionaries(whole).map(lambda fields: model(**{key: value for key, value in fields.items() if key != "id" or value}))
 
 
-types = st.sampled_from(["string", "integer", "number", "boolean", "array", "object"])
+types = st.sampled_from(["string", "integer", "number", "boolean", "array", "object", "date", "date-time", "duration"])
 effects = st.sampled_from(["read", "idempotent_write", "write"])
 tags = st.lists(ids, max_size=2)
 rollbacks = every_field(Rollback, tool_name=ids, parameters=mappings)

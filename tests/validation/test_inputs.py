@@ -1,5 +1,6 @@
 """The inputs of a plan: their definitions, and the values of a run."""
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.options import Input
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.validation import BoundPlan, bind_inputs, find_problems, validate
-from plan_adapter.validation.inputs import form_schema, read_values
+from plan_adapter.validation.inputs import form_schema, input_from_schema, read_values, value_schema
 from tests.cases import for_each
 from tests.validation.builders import TOOLS, plan, step
 
@@ -59,6 +60,17 @@ def test_every_wrong_input_is_named_at_once() -> None:
         ("boolean", [True, False], [0, 1, "true", None]),
         ("array", [[], [1, "a"]], [{}, "[]", None]),
         ("object", [{}, {"a": {"b": 1}}], [[], "{}", None]),
+        (
+            "date",
+            ["2024-02-29"],
+            ["2026-02-29", "2026-1-1", "20260101", "2026-W01-1", "2026-01-01T00:00:00Z", "２０２６-01-01", 20260101, None],
+        ),
+        (
+            "date-time",
+            ["2026-11-29T14:30:00+08:00", "2026-11-29T06:30:00Z", "2026-11-29T06:30:00.123Z"],
+            ["2026-11-29T14:30:00", "2026-11-29 14:30:00Z", "2026-11-29T24:30:00Z", "2026-11-29", 0],
+        ),
+        ("duration", ["30s", "1h30m", "1.5h", "250ms"], ["2d", "30", "1h 30m", "PT30S", "", 30]),
     ],
 )
 def test_types_are_strict(kind: Any, good: list[Any], bad: list[Any]) -> None:
@@ -82,6 +94,7 @@ def test_types_are_strict(kind: Any, good: list[Any], bad: list[Any]) -> None:
         (Input(type="number", maximum=3.5), 4, "is larger than 3.5"),
         (Input(type="array", items="integer"), [1, True], "has true or false at [1], not an integer"),
         (Input(type="array", items="string"), ["a", None], "has null at [1], not text"),
+        (Input(type="array", items="date"), ["2026-01-01", "soon"], "has text at [1], not a date"),
     ],
 )
 def test_limits_are_enforced(definition: Input, value: Any, says: str) -> None:
@@ -144,6 +157,9 @@ def test_a_message_shows_the_wrong_value_of_an_input_but_no_answer_of_a_person()
         ("boolean", "false", False),
         ("array", '["a", 1]', ["a", 1]),
         ("object", '{"a": null}', {"a": None}),
+        ("date", "2026-11-29", "2026-11-29"),
+        ("date-time", "2026-11-29T06:30:00Z", "2026-11-29T06:30:00Z"),
+        ("duration", "1h30m", "1h30m"),
     ],
 )
 def test_command_line_text_is_parsed_by_the_input_type(kind: Any, text: str, value: Any) -> None:
@@ -173,6 +189,9 @@ def test_command_line_text_is_parsed_by_the_input_type(kind: Any, text: str, val
         ("object", '{"a": 1, "a": 2}'),
         ("object", '{"a": NaN}'),
         ("object", "[]"),
+        ("date", "2026-02-30"),
+        ("date-time", "2026-11-29"),
+        ("duration", "2d"),
     ],
     ids=lambda text: text[:20],
 )
@@ -214,10 +233,33 @@ def test_the_approval_digest_covers_the_inputs_and_tells_equal_values_apart() ->
         (Input(default="${{ inputs.y }}"), "default"),
         (Input(pattern="^CHG-", example="123"), "example"),
         (Input(enum=["a"], example="b"), "example"),
+        (Input(type="date", default="tomorrow"), "default"),
+        (Input(type="duration", pattern="s$"), "pattern"),
     ],
 )
 def test_a_contradictory_definition_is_refused(definition: Input, place: str) -> None:
     assert [(p.code, p.at) for p in find_problems(with_inputs(x=definition), TOOLS)] == [("bad-input-definition", f"inputs.x.{place}")]
+
+
+def test_a_wrong_date_is_refused_with_the_form_of_a_right_one() -> None:
+    with pytest.raises(InvalidPlanError, match="`2026-02-30` is not a date; write it as 2026-11-29"):
+        bind({"x": "2026-02-30"}, from_text=True, x=Input(type="date"))
+
+
+def test_forms_and_schemas_know_the_types_that_are_texts() -> None:
+    inputs = {
+        "day": Input(type="date"),
+        "at": Input(type="date-time"),
+        "wait": Input(type="duration"),
+        "days": Input(type="array", items="date"),
+    }
+    found = {name: value_schema(declared) for name, declared in inputs.items()}
+    assert found["day"] == {"type": "string", "format": "date"}
+    assert found["at"] == {"type": "string", "format": "date-time"}
+    assert found["wait"]["type"] == "string" and re.fullmatch(str(found["wait"]["pattern"]), "1h30m")
+    assert found["days"] == {"type": "array", "items": {"type": "string", "format": "date"}}
+    assert input_from_schema(found["at"]) == inputs["at"]
+    assert input_from_schema(found["days"]) == inputs["days"]
 
 
 def test_a_form_shows_an_example_after_the_rule() -> None:

@@ -59,7 +59,6 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "cryptography": ("gates.totp", "local.attestation_key"),
     "openai": ("agent.openai_model",),
     "json_repair": ("agent.answer_text",),
-    "pydantic_settings": ("local.settings",),
     "anyio": ("tools", "execution", "engine"),
     "opentelemetry": ("local.telemetry",),
     "pydantic": ("",),

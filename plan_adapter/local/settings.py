@@ -1,11 +1,11 @@
 """`Settings`: the configuration from environment variables with the prefix `PLAN_ADAPTER_`."""
 
+import os
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, SecretStr, TypeAdapter, field_validator
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, field_validator, model_validator
 
 from plan_adapter.model.language import Language
 from plan_adapter.model.options import Effect, KnownBy
@@ -14,13 +14,19 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high"]
 """How much a model thinks before it answers."""
 
 
-class Settings(BaseSettings):
+_PREFIX = "plan_adapter_"
+
+
+class Settings(BaseModel):
     """Read from the environment on creation. Nothing is read at import.
+
+    Arguments override the environment, in which the case of names does not matter. pydantic-settings would do the same, but each creation
+    would take thirty times longer, and a run creates several.
 
     Lists are separated by commas: `PLAN_ADAPTER_TOOLS=acme.tools:registry,acme.more:deploy`.
     """
 
-    model_config = SettingsConfigDict(env_prefix="PLAN_ADAPTER_", extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
 
     home: Path = Field(default_factory=lambda: Path.home() / ".plan_adapter")
     """The folder of the default store, large results, keys and the local Prefect server."""
@@ -34,7 +40,7 @@ class Settings(BaseSettings):
     `--json` is always in English.
     """
 
-    tools: Annotated[tuple[str, ...], NoDecode] = ()
+    tools: tuple[str, ...] = ()
     """Import strings `package.module:name` of tools or registries for the command line."""
 
     local_server: Literal["auto", "never"] = "auto"
@@ -49,7 +55,7 @@ class Settings(BaseSettings):
     result_limit_bytes: int = Field(default=64 * 1024, ge=1024)
     """A result with more bytes of JSON goes to a file. The receipt keeps its path, size and digest."""
 
-    python_prefixes: Annotated[tuple[str, ...], NoDecode] = ()
+    python_prefixes: tuple[str, ...] = ()
     """Module prefixes from which the tool `python` may import. None by default."""
 
     files_root: Path | None = None
@@ -76,29 +82,29 @@ class Settings(BaseSettings):
     carried_task_runs: int = Field(default=200, ge=0)
     """How many carried steps of a resumed run are shown as separate task runs in Prefect. More are shown as one, `Carried`."""
 
-    approvers: Annotated[tuple[str, ...], NoDecode] = ()
+    approvers: tuple[str, ...] = ()
     """Names and groups that may answer at any gate. Empty: those that the plan names. If both are set, a person must be in both."""
 
-    operators: Annotated[tuple[str, ...], NoDecode] = ()
+    operators: tuple[str, ...] = ()
     """Names, groups and deployments (`flow/deployment`) that may run, resume, revise, cancel, roll back, prune and erase runs of any plan.
 
     Empty: those that the plan names. If both are set, a person must be in both.
     """
 
-    groups: Annotated[dict[str, list[str]], NoDecode] = Field(default_factory=dict)
+    groups: dict[str, list[str]] = Field(default_factory=dict)
     """The members of groups, as JSON: `{"sre": ["ana", "bo"]}`.
 
     At a gate the groups of the process that opened it count, whoever resumes the run, until the store has a policy.
     """
 
-    known_by: Annotated[tuple[KnownBy, ...], NoDecode] = ()
+    known_by: tuple[KnownBy, ...] = ()
     """The accepted proofs of an approver's identity at any gate: ssh_signature, totp, os_user, form, unverified. Empty: those of the plan.
     """
 
     allow_self_approval: bool = True
     """Whether the person who started a run may approve it."""
 
-    gate_effects: Annotated[tuple[Effect, ...], NoDecode] = ()
+    gate_effects: tuple[Effect, ...] = ()
     """Effects whose steps get their own gate in every plan, by the tool's effect, whatever the step declares.
 
     `write` includes `idempotent_write`.
@@ -149,17 +155,11 @@ class Settings(BaseSettings):
     goal_tokens: int = Field(default=1_000_000, gt=0)
     """How many tokens the model of one goal may use in one start of a run. Tokens that its server does not count are estimated."""
 
+    @model_validator(mode="before")
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read only the environment. Looking for files as well would take twice as long."""
-        return init_settings, env_settings
+    def _read_environment(cls, values: dict[str, Any]) -> dict[str, Any]:
+        lowered = ((name.lower(), value) for name, value in os.environ.items())
+        return {name.removeprefix(_PREFIX): value for name, value in lowered if name.startswith(_PREFIX)} | values
 
     @field_validator("tools", "python_prefixes", "approvers", "operators", "known_by", "gate_effects", mode="before")
     @classmethod

@@ -28,6 +28,7 @@ from plan_adapter.local.settings import Settings
 from tests import installed
 from tests.guide.typist import Typist
 from tests.postgres import migrated, postgres_database, postgres_server
+from tests.rewriting import rewrite_assertions
 from tests.store.conftest import migrated_file
 
 __all__ = ["migrated", "migrated_file", "postgres_database", "postgres_server"]
@@ -66,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
     os.environ["DO_NOT_TRACK"] = "1"
     os.environ["SSL_CERT_FILE"] = _one_authority(Path(home))
+    if config.getoption("numprocesses", None):  # set in the process that starts the others, and only there
+        rewrite_assertions(config)
 
 
 def pytest_collection_finish() -> None:
@@ -115,14 +118,21 @@ def _compile_each_statement_once(connection: Connection) -> None:
 _entry_points = importlib.metadata.entry_points
 
 
+_path = frozenset(sys.path)
+
+
 @functools.cache
-def _entry_points_on(_path: tuple[str, ...], **which: str) -> importlib.metadata.EntryPoints:
+def _entry_points_on(_folders: tuple[str, ...], **which: str) -> importlib.metadata.EntryPoints:
     return _entry_points(**which)
 
 
 def _read_entry_points_once(**which: str) -> importlib.metadata.EntryPoints:
-    """Read the entry points of installed packages once, instead of in every test that looks up tools or secrets."""
-    return _entry_points_on(tuple(sys.path), **which)
+    """Read the entry points of installed packages once, instead of in every test that looks up tools or secrets.
+
+    The command line adds the working folder of a test to `sys.path`. It matters only if a package is installed in it.
+    """
+    folders = tuple(folder for folder in sys.path if folder in _path or any(Path(folder).glob("*-info")))
+    return _entry_points_on(folders, **which)
 
 
 importlib.metadata.entry_points = _read_entry_points_once

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Dialect, Engine, event
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from plan_adapter.cli.app import GARBAGE_THRESHOLDS
 from plan_adapter.engine.connection import Server, override_settings, use_server
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.local.private_files import make_folder
@@ -75,6 +76,7 @@ def pytest_collection_finish() -> None:
     """Exclude imported modules and collected tests from garbage collections, because they stay until the end."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     gc.enable()
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from plan_adapter.local.settings import Settings
 from tests.agent.conftest import forget_model_servers
 from tests.agent.server import Reply, says, scripted
 from tests.cli.conftest import CommandResult, Plan
@@ -62,3 +63,12 @@ def test_doctor_says_why_the_model_cannot_be_reached(plan: Plan, monkeypatch: py
     configure(monkeypatch, "http://127.0.0.1:9/v1")
     found = model_finding(plan("doctor", "--json", "--model"))
     assert (found["ok"], "cannot be reached" in found["what"]) == (False, True)
+
+
+def test_the_environment_is_read_on_each_creation_and_arguments_override_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("plan_adapter_groups", '{"sre": ["ana"]}')
+    monkeypatch.setenv("PLAN_ADAPTER_APPROVERS", "ana, bo")
+    settings = Settings(lease_seconds=5)
+    assert (settings.groups, settings.approvers, settings.lease_seconds) == ({"sre": ["ana"]}, ("ana", "bo"), 5)
+    monkeypatch.setenv("PLAN_ADAPTER_APPROVERS", "cy")
+    assert (Settings().approvers, Settings(approvers=("di",)).approvers) == (("cy",), ("di",))

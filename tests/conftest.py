@@ -29,7 +29,6 @@ from plan_adapter.local.settings import Settings
 from tests import installed
 from tests.guide.typist import Typist
 from tests.postgres import migrated, postgres_database, postgres_server
-from tests.rewriting import rewrite_assertions
 from tests.store.conftest import migrated_file
 
 __all__ = ["migrated", "migrated_file", "postgres_database", "postgres_server"]
@@ -68,8 +67,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
     os.environ["DO_NOT_TRACK"] = "1"
     os.environ["SSL_CERT_FILE"] = _one_authority(Path(home))
-    if config.getoption("numprocesses", None):  # set in the process that starts the others, and only there
-        rewrite_assertions(config)
 
 
 def pytest_collection_finish() -> None:

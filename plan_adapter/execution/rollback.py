@@ -1,5 +1,6 @@
 """`Rollback`: rolls back what the steps of a run, or of one item of a group, did, dependents first, and reports what was undone."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,6 +25,7 @@ from plan_adapter.execution.rollback_status import (
 from plan_adapter.execution.rollback_units import FailedUnit, by_node, rollback_graph, units_left_alone, units_to_roll_back
 from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.execution.step import Call, call_key
+from plan_adapter.execution.sub_plans import sub_plan_inputs
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.model import graph
 from plan_adapter.model.errors import ExpressionError
@@ -69,10 +71,7 @@ class Rollback:
         """
         self._open_gates = open_gates
         self.scope = replace(scope, history=history, stop=Stop(), clock=None, gates=None, refusal=None)
-        ended = dict[str, RunScope]()  # the scopes of the sub-plans
-        for step_id, inner_scope in scope.inside.items():
-            ended[step_id] = replace(self.scope, values=inner_scope.values, inputs=inner_scope.inputs, inside=ended)
-        self.scope.inside = ended
+        self.scope.inside = _ended_sub_plans(self.scope)
         self._course = Course(
             self.scope,
             run_step,
@@ -462,3 +461,24 @@ class Rollback:
         done, validated = {step_id for step_id, _ in self._done}, self._validated
         without = [step_id for step_id in validated.order if step_id not in validated.rollbacks]
         return [step_id for step_id in without if step_id in done and validated.effect_of(step_id) != "read"]
+
+
+def _ended_sub_plans(scope: RunScope) -> dict[str, RunScope]:
+    """Return the scopes of the sub-plans in a rollback, by step.
+
+    One that began in an earlier start, and not in this one, knows the results of its steps from their receipts.
+    """
+    ended = dict[str, RunScope]()
+    at_end = replace(scope, inside=ended)
+    for step in scope.approved.bound.validated.plan.all_steps:
+        if step.pinned is None:
+            continue
+        if (begun := scope.inside.get(step.id)) is not None:
+            ended[step.id] = replace(at_end, values=begun.values, inputs=begun.inputs)
+            continue
+        receipts = {inner.local_id: scope.history.succeeded.get((inner.id, None)) for inner in step.inner}
+        values = {name: as_value(StepStatus.COMPLETED, receipt.result) for name, receipt in receipts.items() if receipt is not None}
+        ended[step.id] = replace(at_end, values=values, inputs={})
+        with suppress(ExpressionError):  # what its inputs refer to did not succeed, so it did not begin either
+            ended[step.id].inputs = sub_plan_inputs(at_end, step)
+    return ended

@@ -1,5 +1,7 @@
 """Tests of the gates of sub-plans: steps ask the approvers of their own plan, and a stricter sub-plan asks first."""
 
+import asyncio
+
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanStore
@@ -11,7 +13,7 @@ from plan_adapter.model.approvals import ApprovalRequest
 from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions
 from plan_adapter.model.plan import Step
 from plan_adapter.model.status import RunReason
-from plan_adapter.runs import aresume_run, arun_plan
+from plan_adapter.runs import acancel_run, aresume_run, arevise_run, arun_plan
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus
@@ -153,3 +155,27 @@ async def test_only_the_approvers_of_a_sub_plan_can_answer_its_gates(cluster: Cl
     left = await execute_plan(bound, run_request=RunRequest(waits=False), store=store, offline=True, record_pending=True)
     (gate,) = await store.gates.find(run_id=left.id)
     assert (gate.step_id, gate.gate_policy.approvers) == ("verify.first", ("duty",))
+
+
+async def test_a_sub_plan_that_waits_for_a_second_approval_is_rolled_back(cluster: Cluster, store: PlanStore) -> None:
+    asks = asyncio.Event()
+
+    async def wait(_: ApprovalRequest) -> bool:
+        asks.set()
+        return await asyncio.Event().wait()
+
+    cluster.broken = {"second"}
+    inner = site(do("first", "first of ${{ inputs.site }}", undo=True), do("second", "second", "first"))
+    plan = around(inner, on_error="continue", requires_approval=True)
+    failed = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=answering([]))
+    assert (failed.status, cluster.done) == (PlanStatus.PARTIAL, ["first of 北京"])
+    inner.step("second").parameters = {"what": "second, otherwise"}
+    await arevise_run(failed.id, plan, tools=cluster.tools, by="ana", note="it was broken", store=store)
+    resuming = asyncio.ensure_future(
+        aresume_run(failed.id, tools=cluster.tools, store=store, offline=True, approver=CallbackApprover(wait, by="ana"))
+    )
+    await asks.wait()  # the sub-plan has not begun in this start
+    await acancel_run(failed.id, reason="enough", rollback=True, store=store)
+    ended = await resuming
+    assert cluster.done[1:] == ["unfirst of 北京"]
+    assert "rolled back: verify.first" in (ended.message or "")

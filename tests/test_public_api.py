@@ -106,7 +106,7 @@ NEW = [
     *("ApprovalRequiredError", "NotStoredError", "Rule", "RunNotFoundError", "RunOutcome", "answer_to"),
     *("aanswer_gate", "acontinue_run", "aget_run", "alist_runs", "answer_gate", "aopen_gates", "arollback_run", "astart_run"),
     *("DryRun", "DryRunCall", "DryRunGate", "Simulation", "adry_run_plan", "dry_run_plan"),
-    *("ContentChangedError", "InvalidAnswerError", "NotVerifiedError"),
+    *("ContentChangedError", "Failed", "InvalidAnswerError", "NotVerifiedError"),
     *("Difference", "Replay", "ReplayFinding", "ReplayedRun", "areplay_runs", "replay_runs"),
     *("Plans", "continue_run", "get_run", "list_runs", "open_gates", "rollback_run", "start_run"),
 ]

@@ -17,7 +17,7 @@ from plan_adapter.execution.redactor import keep_logs_redacted
 from plan_adapter.execution.worker import call_in_process
 from plan_adapter.model.errors import ToolError
 from plan_adapter.model.options import Isolation
-from plan_adapter.tools.probing import Done, NotDone
+from plan_adapter.tools.probing import Done, Failed, NotDone, ProbeAnswer
 from plan_adapter.tools.tool import Tool, ToolContext
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ async def ask_probe(
     timeout: float | None,
     stop: Stop,
     describe: Callable[[BaseException], str],
-) -> Done | NotDone | None:
+) -> ProbeAnswer | None:
     """Return what `probe` reports about the attempt with these `parameters` and this `context`.
 
     Returns None if the probe cannot tell, raises, takes longer than `timeout` seconds or returns anything else. The step's log says why;
@@ -175,8 +175,8 @@ async def ask_probe(
             raise
         failure = f"failed: {describe(error)}"
     else:
-        if isinstance(answer, Done | NotDone):
+        if isinstance(answer, Done | Failed | NotDone):
             return answer
-        failure = "cannot tell" if answer is None else f"returned {type(answer).__name__} instead of Done, NotDone or None"
+        failure = "cannot tell" if answer is None else f"returned {type(answer).__name__} instead of Done, Failed, NotDone or None"
     context.logger.warning("the outcome of attempt %d is unknown: the probe `%s` %s", context.attempt, probe.name, failure)
     return None

@@ -157,7 +157,7 @@ class Course:
         if end is None:
             unknown = AttemptEnd("unknown", begun.number, error=self._begun_earlier)
             return await self._resolve(call, begun, unknown, source="record")
-        return None if end.not_done else CourseEnd(end, "probe")
+        return None if call.is_retried_after(end) else CourseEnd(end, "probe")
 
     async def _ask_probe(self, call: Call, begun: Attempt) -> AttemptEnd | None:
         self._count(1)

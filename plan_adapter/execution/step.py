@@ -31,7 +31,7 @@ from plan_adapter.model.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.model.status import Outcome
 from plan_adapter.model.values import has_unknown
 from plan_adapter.text.call_text import call_summary
-from plan_adapter.tools.probing import Done, NotDone
+from plan_adapter.tools.probing import Done, Failed, NotDone, ProbeAnswer
 from plan_adapter.tools.tool import Tool, ToolContext, as_json, code_digest
 
 
@@ -331,6 +331,13 @@ class Call:
         """Whether the tool has a probe that can report how an attempt with an unknown outcome ended."""
         return self._tool.probe is not None
 
+    def is_retried_after(self, earlier: AttemptEnd) -> bool:
+        """Count an attempt of an earlier start as the first of this call, unless it did nothing. Return whether the call is made again."""
+        if earlier.not_done:
+            return True
+        self._attempts_made += 1
+        return self.retry_delay(earlier) is not None
+
     async def probe_attempt(self, attempt: Attempt) -> AttemptEnd | None:
         """Ask the tool's probe how `attempt`, whose outcome is unknown, ended. Record the receipt and return that end.
 
@@ -356,10 +363,12 @@ class Call:
         context.logger.info("the probe of `%s` says that attempt %d was %s", self._tool.name, attempt.number, _PROBE_FINDINGS[type(answer)])
         return end
 
-    def _end_from_probe(self, answer: Done | NotDone, attempt: Attempt) -> AttemptEnd:
+    def _end_from_probe(self, answer: ProbeAnswer, attempt: Attempt) -> AttemptEnd:
         if isinstance(answer, NotDone):
             error = "its probe reports that it was not done"
             return AttemptEnd("failed", attempt.number, error=error, not_done=True)
+        if isinstance(answer, Failed):
+            return AttemptEnd("failed", attempt.number, error=self._scope.secrets.redactor.text(answer.error))
         result = self._scope.secrets.redactor.value(as_json(answer.result))
         if (failure := self._why_not_met(result)) is not None:
             return AttemptEnd("failed", attempt.number, error=failure)
@@ -490,4 +499,4 @@ class Call:
         return self._scope.approved.bound.validated.plan.isolation_of(self.step) or self._tool.isolation
 
 
-_PROBE_FINDINGS = {Done: "done", NotDone: "not done"}
+_PROBE_FINDINGS = {Done: "done", Failed: "made, and failed", NotDone: "not done"}

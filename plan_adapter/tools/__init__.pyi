@@ -2,6 +2,7 @@
 
 from plan_adapter.tools.order import OrderGuard as OrderGuard
 from plan_adapter.tools.probing import Done as Done
+from plan_adapter.tools.probing import Failed as Failed
 from plan_adapter.tools.probing import NotDone as NotDone
 from plan_adapter.tools.probing import Simulation as Simulation
 from plan_adapter.tools.shell import command_tool as command_tool

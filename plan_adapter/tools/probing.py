@@ -1,9 +1,9 @@
-"""What the parts of a tool return: `Done` and `NotDone` of a probe, `Simulation`. Also the check that a part fits its tool."""
+"""What the parts of a tool return: `Done`, `Failed` and `NotDone` of a probe, `Simulation`. Also the check that a part fits its tool."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from pydantic import JsonValue
 
@@ -19,10 +19,25 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """A probe's result if the call was made and failed. `error` is why: the attempt ends as if the tool had raised it.
+
+    The step's retries apply. `note` is kept in the receipt.
+    """
+
+    error: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NotDone:
     """A probe's result if the write was not done, so that it can be attempted again. `note` is kept in the receipt."""
 
     note: str = ""
+
+
+ProbeAnswer: TypeAlias = Done | Failed | NotDone
+"""What a probe found. A probe that cannot tell returns None, or raises."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             - `permissions`: the permissions that the tool needs; a plan that calls it must give them.
             - `literal_parameters`: parameters in which a plan may not use expressions, because their text is code.
             - `probe`: a function, sync or async, that checks whether an interrupted write was done. It returns `Done(result)`,
-              `NotDone()`, or None if it cannot tell.
+              `NotDone()`, `Failed(error)` if the call was made and failed, or None if it cannot tell.
             - `preview`: a function, or a tool that reads, that is called after each successful write. It returns Markdown, which is
               published as an artifact. If it fails, the failure is only logged.
             - `guard`: a function, or a tool that reads, that is called before a goal whose model called this tool may end. It returns

@@ -16,7 +16,7 @@ from plan_adapter.execution.ports import RecordedResolution, UnknownOutcome
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import Attempt
 from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
-from plan_adapter.tools import Done, NotDone, ToolContext
+from plan_adapter.tools import Done, Failed, NotDone, ToolContext
 from tests.execution.support import Execution
 
 
@@ -33,7 +33,7 @@ class Shop:
     probed: list[tuple[str, int, str]] = field(default_factory=list)
 
     def tool(self) -> Any:
-        async def look(order: str, context: ToolContext) -> Done | NotDone | None:
+        async def look(order: str, context: ToolContext) -> Done | Failed | NotDone | None:
             """Look for an order."""
             self.probed.append((order, context.attempt, context.idempotency_key))
             if self.probe_result is not None:
@@ -93,6 +93,18 @@ async def test_a_tool_that_always_loses_its_answer_is_not_attempted_forever(retr
     assert (run.status, run.reason, shop.calls, run.step("send").retry_count) == (PlanStatus.FAILED, RunReason.STEP_FAILED, calls, retries)
 
 
+@pytest.mark.parametrize(("retries", "calls"), [(0, 1), (2, 2)])
+async def test_a_write_that_the_probe_finds_failed_ends_its_attempt_and_may_be_retried(retries: int, calls: int) -> None:
+    shop = Shop(arrives=False, probe_result=lambda: Failed("the shop refused it", note="看过了"))
+    execution = shop.execution(max_retries=retries)
+    run = await execution.go()
+    first = execution.recorder.receipts[0]
+    assert (first.outcome, first.error, first.known_by, first.note) == (Outcome.FAILED, "the shop refused it", "probe", "看过了")
+    assert (shop.calls, run.step("send").retry_count) == (calls, calls - 1)
+    assert run.step("send").status is (StepStatus.COMPLETED if retries else StepStatus.FAILED)
+    assert retries or run.step("send").error == "the shop refused it"
+
+
 def fails() -> None:
     raise RuntimeError("the shop is closed")
 
@@ -106,7 +118,7 @@ def no_json() -> Done:
     [
         (lambda: None, "the probe `look` cannot tell"),
         (fails, "the shop is closed"),
-        (lambda: True, "returned bool instead of Done, NotDone or None"),
+        (lambda: True, "returned bool instead of Done, Failed, NotDone or None"),
         (no_json, "not JSON"),
     ],
     ids=["none", "raises", "garbage", "no_json"],
@@ -175,6 +187,15 @@ async def test_an_interrupted_attempt_that_was_not_done_is_repeated() -> None:
         (1, Outcome.FAILED, "probe"),
         (2, Outcome.SUCCEEDED, None),
     ]
+
+
+@pytest.mark.parametrize(("retries", "numbers"), [(0, [1]), (1, [1, 2])])
+async def test_an_interrupted_attempt_that_failed_counts_as_the_first(retries: int, numbers: list[int]) -> None:
+    shop = Shop(lost=0, probe_result=lambda: Failed("the shop refused it"))
+    execution = shop.execution(history=interrupted_attempt(), max_retries=retries)
+    run = await execution.go()
+    assert ([receipt.number for receipt in execution.recorder.receipts], shop.calls) == (numbers, retries)
+    assert run.step("send").status is (StepStatus.COMPLETED if retries else StepStatus.FAILED)
 
 
 async def test_a_write_that_was_done_but_does_not_meet_done_when_fails_the_step() -> None:

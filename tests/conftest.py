@@ -29,9 +29,10 @@ from plan_adapter.local.settings import Settings
 from tests import installed
 from tests.guide.typist import Typist
 from tests.postgres import migrated, postgres_database, postgres_server
+from tests.ssh import ssh_server
 from tests.store.conftest import migrated_file
 
-__all__ = ["migrated", "migrated_file", "postgres_database", "postgres_server"]
+__all__ = ["migrated", "migrated_file", "postgres_database", "postgres_server", "ssh_server"]
 
 FOREIGN = ("PREFECT_", "PLAN_ADAPTER_", "SSH_CONNECTION")
 

@@ -61,6 +61,9 @@ class Settings(BaseModel):
     files_root: Path | None = None
     """The folder that `read_file` and `write_file` cannot leave. None: the current folder."""
 
+    ssh_config: Path | None = None
+    """The configuration file of OpenSSH that the tool `ssh` uses. None: that of the account, ~/.ssh/config."""
+
     secrets_dir: Path | None = None
     """A folder of mounted files, each named after a secret and containing its value. `${{ secrets.name }}` looks here first."""
 

@@ -190,5 +190,6 @@ def _builtins() -> tuple[Callable[..., object], ...]:
     from plan_adapter.tools.python import python
     from plan_adapter.tools.shell import bash, run_command
     from plan_adapter.tools.sql import sql_execute, sql_query
+    from plan_adapter.tools.ssh import ssh
 
-    return (http_get, http_send, run_command, bash, sql_query, sql_execute, read_file, write_file, python, run_deployment)
+    return (http_get, http_send, run_command, bash, ssh, sql_query, sql_execute, read_file, write_file, python, run_deployment)

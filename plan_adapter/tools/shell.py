@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 
 from plan_adapter.model.errors import ToolDefinitionError, ToolError
 from plan_adapter.model.options import Effect
+from plan_adapter.tools import processes
 from plan_adapter.tools.probing import Simulation
-from plan_adapter.tools.processes import run_group
 from plan_adapter.tools.tool import Tool, ToolContext, tool
 
 ERROR_CHARACTERS = 1_000
@@ -35,15 +35,15 @@ def simulate_command(
     argv: Annotated[list[Argument], Field(min_length=1)], cwd: str | None = None, env: dict[str, Argument] | None = None
 ) -> Simulation:
     """Show the command that `run_command` would run."""
-    return _simulation(shlex.join(map(_text, argv)), cwd, env)
+    return simulation_of(shlex.join(map(text_of, argv)), cwd, env)
 
 
 def simulate_script(command: str, cwd: str | None = None, env: dict[str, Argument] | None = None) -> Simulation:
     """Show the script that `bash` would run."""
-    return _simulation(command, cwd, env)
+    return simulation_of(command, cwd, env)
 
 
-def _simulation(command: str, cwd: str | None, env: Mapping[str, Argument] | None) -> Simulation:
+def simulation_of(command: str, cwd: str | None, env: Mapping[str, Argument] | None) -> Simulation:
     """Return a command with its folder and the names of its variables. What it would print is not known."""
     about = [f"in {cwd}"] if cwd is not None else []
     about += [f"with {', '.join(sorted(env))}"] if env else []
@@ -71,7 +71,7 @@ async def run_command(
         env: Variables to add to the environment.
         stdin: The text that the command reads. Nothing by default.
     """
-    return await _run([_text(argument) for argument in argv], cwd=cwd, env=env, stdin=stdin, context=context)
+    return await _run([text_of(argument) for argument in argv], cwd=cwd, env=env, stdin=stdin, context=context)
 
 
 @tool(effect="write", literal_parameters=("command",), simulate=simulate_script)
@@ -106,7 +106,7 @@ def command_tool(
     """
     if isinstance(argv, str) or not argv:
         raise ToolDefinitionError(f'the command of `{name}` must be a list of words: ["git", "status"]')
-    arguments = [_text(argument) for argument in argv]
+    arguments = [text_of(argument) for argument in argv]
 
     async def run(context: ToolContext) -> CommandResult:
         return await _run(arguments, cwd=cwd, env=env, stdin=None, context=context)
@@ -118,14 +118,19 @@ def command_tool(
 async def _run(
     argv: list[str], *, cwd: str | None, env: Mapping[str, Argument] | None, stdin: str | None, context: ToolContext
 ) -> CommandResult:
-    variables = {name: _text(value) for name, value in (env or {}).items()}
-    result = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, context=context)
-    if result.exit_code != 0:
-        ending = f"ended with exit code {result.exit_code}" if result.exit_code > 0 else f"was ended by {_signal_name(-result.exit_code)}"
-        # Both are redacted already: a secret cut in half could no longer be found.
-        errors, printed = result.stderr.strip()[-ERROR_CHARACTERS:], result.stdout.strip()[-ERROR_CHARACTERS:]
-        raise ToolError(f"`{argv[0]}` {ending}" + (f": {errors}" if errors else f"; its last output: {printed}" if printed else ""))
+    result = await processes.run_group(argv, cwd=cwd, env=texts_of(env), stdin=stdin, context=context)
+    require_success(f"`{argv[0]}`", result)
     return {"exit_code": 0, "stdout": result.stdout, "stderr": result.stderr}
+
+
+def require_success(name: str, result: processes.CommandResult) -> None:
+    """Raise ToolError if the command called `name` did not end with exit code 0."""
+    if result.exit_code == 0:
+        return
+    ending = f"ended with exit code {result.exit_code}" if result.exit_code > 0 else f"was ended by {_signal_name(-result.exit_code)}"
+    # Both are redacted already: a secret cut in half could no longer be found.
+    errors, printed = result.stderr.strip()[-ERROR_CHARACTERS:], result.stdout.strip()[-ERROR_CHARACTERS:]
+    raise ToolError(f"{name} {ending}" + (f": {errors}" if errors else f"; its last output: {printed}" if printed else ""))
 
 
 def _signal_name(number: int) -> str:
@@ -135,5 +140,11 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _text(argument: Argument) -> str:
+def texts_of(env: Mapping[str, Argument] | None) -> dict[str, str]:
+    """Return variables with their values as text."""
+    return {name: text_of(value) for name, value in (env or {}).items()}
+
+
+def text_of(argument: Argument) -> str:
+    """Return an argument as text."""
     return str(argument).lower() if isinstance(argument, bool) else str(argument)

@@ -440,8 +440,8 @@ def _check_time_limits(plans: Sequence[ExecutionPlan], calls: Sequence[Call], fi
         findings.warn("no-timeout", endless[0].at, message, "write `step_timeout_ms` in `options`, or `timeout: 5m` in the step")
 
 
-_COMMANDS = ("run_command", "bash")
-"""The built-in tools that run a command of the machine, which only a time limit ends."""
+_COMMANDS = ("run_command", "bash", "ssh")
+"""The built-in tools that run a command, which only a time limit ends."""
 
 _NAMED_CALLS = 3
 """How many commands without a time limit a warning names."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,13 +16,15 @@ import pytest
 
 from plan_adapter import PlanStore, ToolRegistry
 from plan_adapter.execution.redactor import Redactor
+from plan_adapter.loading import load_plan
 from plan_adapter.model.errors import ToolError, UnknownOutcomeError
 from plan_adapter.model.status import Outcome, PlanStatus
-from plan_adapter.runs import aresume_run
+from plan_adapter.runs import aresume_run, arun_plan
 from plan_adapter.tools import Done, Failed, NotDone, ToolContext
 from plan_adapter.tools.remote_programs import OUTPUT_DAYS, RECORD_DAYS, RemoteCommand, prepare_program, run_program
 from plan_adapter.tools.shell import run_command
 from plan_adapter.tools.ssh import find_call, simulate_ssh, ssh
+from tests.guide import GUIDE
 from tests.processes import Program
 from tests.ssh import SshServer
 from tests.tools.test_shell import Lines, is_alive
@@ -203,7 +206,7 @@ def test_a_dry_run_shows_the_connection_and_the_command(server: SshServer) -> No
     ("changed", "message"),
     [
         ({"known": "no_hosts"}, "the host key of web-1 is not in known_hosts: `ssh-keyscan web-1 >> ~/.ssh/known_hosts`"),
-        ({"known": "changed_hosts"}, "the host key of web-1 has changed. .*`ssh-keygen -R web-1` removes the old key"),
+        ({"known": "changed_hosts"}, "the host key of web-1 has changed. .*`ssh-keygen -R web-1` removes the old one"),
         ({"key": "other_key"}, "web-1 accepts no key of this account: .*Permission denied"),
         ({"port": 1}, "no connection to web-1: .*Connection refused"),
     ],
@@ -326,10 +329,10 @@ RUN = """\
 import sys
 from plan_adapter import ExecutionPlan, ToolRegistry, run_plan
 
-folder, script = sys.argv[1:]
+folder, script, timeout = sys.argv[1:]
 plan = ExecutionPlan(description="Append a line")
 parameters = {"host": "web-1", "script": script, "env": {"FOLDER": folder}}
-plan.add_step("ssh", "Append it", parameters, id="append", timeout_ms=int(sys.argv[3]) if sys.argv[3:] else 600_000)
+plan.add_step("ssh", "Append it", parameters, id="append", timeout_ms=int(timeout))
 plan.options.require_approval = False
 run_plan(plan, tools=ToolRegistry.with_builtins(), offline=True)
 """
@@ -345,7 +348,7 @@ async def test_a_resume_finds_the_command_of_a_killed_run_and_repeats_nothing(
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
     known = set(server.calls.glob("*"))
-    process = Program(RUN, tmp_path, f'echo line >>"$FOLDER/effect"; echo 行; {WAITS}; exit {code}')
+    process = Program(RUN, tmp_path, f'echo line >>"$FOLDER/effect"; echo 行; {WAITS}; exit {code}', "600000")
     pid = await begun(tmp_path)
     process.kill()
     process.wait()
@@ -370,17 +373,30 @@ async def test_a_resume_finds_the_command_of_a_killed_run_and_repeats_nothing(
     assert len(set(server.calls.glob("*")) - known) == 1
 
 
+@pytest.mark.thorough
 async def test_a_timeout_ends_the_command_on_the_host_and_fails_the_step(
     server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
     program = Program(RUN, tmp_path, WAITS, "8000")
-    pid = await begun(tmp_path)
     await asyncio.to_thread(program.wait)
+    pid = await begun(tmp_path)
     assert not is_alive(pid)
     async with PlanStore() as store:
         [receipt] = await store.receipts((await store.runs())[0].id)
     assert (receipt.outcome, receipt.known_by, receipt.error) == (Outcome.FAILED, "probe", "the script on web-1 ended with exit code 143")
+
+
+async def test_the_plan_of_the_guide_works(server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
+    (text,) = re.findall(r"```yaml ssh\n(.*?)```", (GUIDE / "tools.md").read_text(encoding="utf-8"), re.DOTALL)
+    plan = load_plan(text.replace("/srv/web", str(tmp_path)))
+    plan.options.require_approval = False
+    run = await arun_plan(plan, {"host": HOST, "release": "1.5"}, tools=ToolRegistry.with_builtins(), offline=True)
+    assert (run.status, run.step("publish").result) == (
+        PlanStatus.COMPLETED,
+        {"host": HOST, "exit_code": 0, "stdout": "1.5\n", "stderr": ""},
+    )
 
 
 # Other shells, without a connection

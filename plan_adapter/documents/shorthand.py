@@ -44,6 +44,7 @@ FIRST_PARAMETERS: Mapping[str, str] = {
     "run_deployment": "name",
     "sql_execute": "url",
     "sql_query": "url",
+    "ssh": "host",
     "write_file": "path",
 }
 """The parameter of each built-in tool that a value which is no mapping stands for."""
@@ -51,7 +52,7 @@ FIRST_PARAMETERS: Mapping[str, str] = {
 NEAR_TOOL = 0.8
 """From which likeness on the name of a tool may be a misspelt built-in one."""
 
-COMMANDS = ("bash", "run_command")
+COMMANDS = ("bash", "run_command", "ssh")
 """The tools that get the variables of `env`."""
 
 RETRY: Mapping[str, str] = {"times": "max_retries", "delay": "retry_delay_ms", "backoff": "retry_backoff", "jitter": "retry_jitter"}
@@ -406,7 +407,7 @@ _DURATION_SCHEMA: Mapping[str, Any] = {"type": "string", "pattern": f"^{DURATION
 _ENV: Mapping[str, Any] = {
     "type": "object",
     "additionalProperties": {"type": ["string", "integer", "boolean"]},
-    "description": "Environment variables of `bash` and `run_command`. The nearest value counts.",
+    "description": "Environment variables of `bash`, `run_command` and `ssh`. The nearest value counts.",
 }
 _ORDER = {"const": "sequence", "description": "Each step depends on the one before it, unless it says what it depends on."}
 _AT_ONCE = {"type": "integer", "minimum": 1}

@@ -29,7 +29,7 @@ pa_call="$pa_calls"/@CALL@
 pa_began() {
     if [ -r "/proc/$1/stat" ]; then
         read -r pa_stat <"/proc/$1/stat" || return 0
-        set -- ${pa_stat##*) }
+        set -- ${pa_stat##*") "}
         case $1 in Z | X) return 0 ;; esac
         shift 19
         echo "$1"
@@ -67,6 +67,11 @@ _PREPARE = r"""
     for pa_tool in date find ln mkfifo mv rm sleep tee; do
         command -v $pa_tool >/dev/null || { echo "there is no command $pa_tool" >&2; exit 1; }
     done
+    if [ -n "$(find "$pa_calls/../cleaned" -mtime -1 2>/dev/null)" ]; then
+        echo "@PREFIX@ready"
+        exit
+    fi
+    : >"$pa_calls/../cleaned"
     find "$pa_calls/." ! -name . -prune -type d -mtime +@RECORD_DAYS@ -exec rm -rf {} + 2>/dev/null
     find "$pa_calls/." -type f \( -name out -o -name err -o -name script \) -mtime +@OUTPUT_DAYS@ -exec rm -f {} + 2>/dev/null
     echo "@PREFIX@ready"
@@ -87,6 +92,7 @@ _RUN = r"""
         @COMMAND@
     ) @INPUT@>"$pa_call/1" 2>"$pa_call/2"
     pa_code=$?
+    [ $pa_code -le 255 ] || pa_code=$((pa_code - 128)) # ksh93 adds 256 to the number of a signal
     exec >/dev/null 2>&1
     echo $pa_code >"$pa_call/exit.new" && mv "$pa_call/exit.new" "$pa_call/exit"
     (sleep 1; kill -KILL $pa_out $pa_err) & # processes that the command left behind may hold the pipes
@@ -162,7 +168,7 @@ class RemoteCommand:
 
 
 def prepare_program() -> str:
-    """Return the program that creates the folder of calls and removes old ones. It prints `ready`."""
+    """Return the program that creates the folder of calls and once a day removes old ones. It prints `ready`."""
     return _program(_PREPARE, "-", OUTPUT_DAYS=str(OUTPUT_DAYS), RECORD_DAYS=str(RECORD_DAYS))
 
 

@@ -62,6 +62,7 @@ def test_the_built_in_tools_and_their_effects() -> None:
         "run_deployment": "idempotent_write",
         "sql_execute": "write",
         "sql_query": "read",
+        "ssh": "write",
         "write_file": "idempotent_write",
     }
 

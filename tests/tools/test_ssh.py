@@ -21,7 +21,16 @@ from plan_adapter.model.errors import ToolError, UnknownOutcomeError
 from plan_adapter.model.status import Outcome, PlanStatus
 from plan_adapter.runs import aresume_run, arun_plan
 from plan_adapter.tools import Done, Failed, NotDone, ToolContext
-from plan_adapter.tools.remote_programs import OUTPUT_DAYS, RECORD_DAYS, RemoteCommand, prepare_program, run_program
+from plan_adapter.tools.remote_programs import (
+    OUTPUT_DAYS,
+    RECORD_DAYS,
+    RemoteCommand,
+    ask_program,
+    end_program,
+    prepare_program,
+    read_program,
+    run_program,
+)
 from plan_adapter.tools.shell import run_command
 from plan_adapter.tools.ssh import find_call, simulate_ssh, ssh
 from tests.guide import GUIDE
@@ -153,9 +162,9 @@ async def test_output_is_logged_while_it_runs_and_kept_on_the_host(
 
 
 async def test_long_output_is_cut_as_that_of_a_local_command_also_when_it_is_read_again(server: SshServer, context: ToolContext) -> None:
-    here = await run_command(["seq", "20000"], context)
-    there = await ssh(HOST, context, argv=["seq", "20000"])
-    found = await find_call(HOST, context, ["seq", "20000"])
+    here = await run_command(["seq", "4000"], context)
+    there = await ssh(HOST, context, argv=["seq", "4000"])
+    found = await find_call(HOST, context, ["seq", "4000"])
     assert there["stdout"] == here["stdout"]
     assert found == Done(there, note=f"recorded on {HOST}")
 
@@ -392,7 +401,7 @@ async def test_the_plan_of_the_guide_works(server: SshServer, tmp_path: Path, mo
     (text,) = re.findall(r"```yaml ssh\n(.*?)```", (GUIDE / "tools.md").read_text(encoding="utf-8"), re.DOTALL)
     plan = load_plan(text.replace("/srv/web", str(tmp_path)))
     plan.options.require_approval = False
-    run = await arun_plan(plan, {"host": HOST, "release": "1.5"}, tools=ToolRegistry.with_builtins(), offline=True)
+    run = await arun_plan(plan, inputs={"host": HOST, "release": "1.5"}, tools=ToolRegistry.with_builtins(), offline=True)
     assert (run.status, run.step("publish").result) == (
         PlanStatus.COMPLETED,
         {"host": HOST, "exit_code": 0, "stdout": "1.5\n", "stderr": ""},
@@ -424,6 +433,34 @@ def test_the_programs_work_in_every_shell(shell: list[str], tmp_path: Path) -> N
     half = run_program("call-2", command)
     assert run(half[: len(half) - 20]).stdout == ""
     assert not (folder.parent / "call-2").exists()
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: Path(shell[0]).name)
+def test_a_command_is_asked_for_and_ended_in_every_shell(shell: list[str], tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+
+    def start(program: str) -> "subprocess.Popen[str]":
+        pipe = subprocess.PIPE
+        started = subprocess.Popen(shell, env=environment, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        assert started.stdin is not None
+        started.stdin.write(program)
+        started.stdin.close()
+        return started
+
+    def answer(program: str) -> str:
+        with start(program) as started:
+            assert started.stdout is not None
+            return started.stdout.read().removeprefix("plan_adapter: ").strip()
+
+    with start(run_program("call-1", RemoteCommand(None, "trap '' TERM; echo $$; while :; do sleep 0.1; done", {}, None, None))) as running:
+        assert running.stdout is not None
+        pid = int(running.stdout.readline())
+        assert re.fullmatch(rf"running {running.pid} \d+", answer(ask_program("call-1", seconds=0)))
+        assert answer(end_program("call-1")) == ""
+        assert not is_alive(pid)
+    assert (running.returncode, answer(ask_program("call-1", seconds=0))) == (137, "ended 137")
+    assert answer(read_program("call-1")) == str(pid)
+    assert [answer(ask_program("call-2", seconds=0)) for _ in range(2)] == ["never", "never"]
 
 
 def test_a_host_keeps_output_for_a_month_and_the_end_of_a_call_for_longer(tmp_path: Path) -> None:

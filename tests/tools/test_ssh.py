@@ -1,6 +1,7 @@
 """Tests of `ssh` with a real server: exact text, failed connections, secrets, and commands whose connection or run was lost."""
 
 import asyncio
+import getpass
 import os
 import re
 import shutil
@@ -175,6 +176,12 @@ async def test_what_a_command_leaves_in_the_background_does_not_block_the_step(
     result = await ssh(HOST, context, script="sleep 1000 & echo $!")
     leftover_pids.append(pid := int(result["stdout"]))
     assert is_alive(pid)
+
+
+async def test_user_port_and_jump_host_are_used(server: SshServer, context: ToolContext) -> None:
+    before = server.connections
+    result = await ssh("127.0.0.1", context, argv=["true"], user=getpass.getuser(), port=server.port, jump=HOST)
+    assert (result["host"], server.connections - before) == ("127.0.0.1", 4)
 
 
 # What is refused before anything is sent

@@ -29,6 +29,8 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 PermitUserEnvironment no
 MaxStartups 100
+KexAlgorithms curve25519-sha256
+PrintLastLog no
 SetEnv XDG_STATE_HOME={folder}/state
 """
 

@@ -1,6 +1,6 @@
 # `make demo` and `make test` first set up what is missing. They need only Python 3.11 or later, make and git.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests thorough check format generated site browser faults simulate agentdojo matrix newest release-check bench bench-once blocks lock clean
+.PHONY: help demo test tests thorough check format generated site browser faults simulate mutants agentdojo matrix newest release-check bench bench-once blocks lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
@@ -54,6 +54,8 @@ faults: $(STAMP)  ## kill runs N (1000) times at crash points, race them N/2 tim
 
 simulate: $(STAMP)  ## simulate RUNS (1000) runs on virtual time from SEED on, with faults and rivals; SEED alone prints one run
 	@$(PYTHON) -m tests.simulation RUNS=$(RUNS) SEED=$(SEED) VARIANT="$(VARIANT)"
+mutants: $(STAMP)  ## change the code of digests, permissions, leases and gates, one place at a time: a test has to fail. ONLY=text runs the modules with that name; JOBS=number of processes
+	@$(PYTHON) -m tests.mutants ONLY=$(ONLY) JOBS=$(JOBS)
 
 agentdojo: $(STAMP)  ## run all of AgentDojo's prompt injections against our gates, and write the table into the guide
 	@$(PYTHON) -m tests.agentdojo
@@ -80,7 +82,7 @@ lock:  ## pin the newest versions that pyproject.toml allows
 	@.ci/setup lock
 
 clean:  ## remove the virtual environment and everything generated
-	rm -rf .venv .matrix dist site .pytest_cache .ruff_cache .hypothesis screenshots
+	rm -rf .venv .matrix dist site .pytest_cache .ruff_cache .hypothesis screenshots mutants
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml requirements.lock .ci/setup

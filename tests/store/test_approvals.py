@@ -2,7 +2,8 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,17 @@ async def test_an_approval_is_found_until_a_run_uses_it(store: PlanStore):
         await store.ledger.use_approval(approval, run_id="r-2")
 
 
+async def test_approvals_are_listed_and_used_oldest_first(store: PlanStore):
+    now = await store.now()
+    for at, name in ((now, "d"), (now, "c"), (now - timedelta(seconds=1), "e"), (now + timedelta(seconds=1), "a")):
+        await store.add_approval(an_approval(at=at, id=name))
+    assert [approval.id for approval in await store.approvals(DIGEST)] == ["e", "c", "d", "a"]
+    found = []
+    while (approval := await store.ledger.find_approval(DIGEST)) is not None:
+        found.append((await store.ledger.use_approval(approval, run_id=f"r-{approval.id}")).id)
+    assert found == ["e", "c", "d", "a"]
+
+
 async def test_the_run_that_used_an_approval_can_resume_with_it(store: PlanStore):
     approval = an_approval()
     used = await store.ledger.use_approval(approval, run_id="r-1")
@@ -62,6 +74,16 @@ async def test_an_approval_has_the_context_of_its_run(store: PlanStore, sql: Sql
     await store.add_approval(an_approval(decision="reject", run_id=run.id))
     rows = await sql.rows(tables.approvals.select())
     assert [context_of(row) for row in rows] == [context] * 4  # includes the approval that started the run
+
+
+async def test_the_audit_log_of_a_run_has_each_approval_and_each_use_once(store: PlanStore):
+    run = await created(store)
+    given, free = an_approval(run_id=run.id, id="given"), an_approval(id="free")
+    await store.add_approval(given)
+    await store.add_approval(free)
+    for approval in (given, free, given):
+        await store.ledger.use_approval(approval, run_id=run.id)
+    assert [entry.kind for entry in await store.audit(run.id) if entry.kind.startswith("approv")] == ["approved", "approval_used"] * 2
 
 
 async def test_only_one_of_several_concurrent_runs_gets_the_same_approval(store: PlanStore, store_url: str):
@@ -109,6 +131,20 @@ async def test_a_later_rejection_revokes_an_approval_and_a_still_later_approval_
     assert await store.ledger.find_approval(DIGEST) == later
 
 
+async def test_a_rejection_at_the_same_time_revokes_an_approval(store: PlanStore):
+    now = await store.now()
+    await store.add_approval(an_approval(at=now))
+    await store.add_approval(an_approval(at=now, decision="reject"))
+    assert await store.ledger.find_approval(DIGEST) is None
+
+
+async def test_a_decision_before_an_approval_does_not_revoke_it(store: PlanStore):
+    now = await store.now()
+    await store.add_approval(an_approval(at=now - timedelta(microseconds=1), decision="request_changes"))
+    await store.add_approval(approval := an_approval(at=now))
+    assert await store.ledger.find_approval(DIGEST) == approval
+
+
 async def test_rejecting_one_run_does_not_affect_others(store: PlanStore):
     now = await store.now()
     await store.add_approval(an_approval(at=now))
@@ -119,6 +155,35 @@ async def test_rejecting_one_run_does_not_affect_others(store: PlanStore):
 async def test_a_rejection_cannot_be_used(store: PlanStore):
     with pytest.raises(NotApprovedError, match="安娜 rejected it: 看起来不错"):
         await store.ledger.use_approval(an_approval(decision="reject"), run_id="r-1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"decision": "reject", "note": ""}, "安娜 rejected it"),
+        ({"decision": "request_changes"}, "安娜 asked for changes: 看起来不错"),
+        ({"step_id": "drain"}, "the approval by 安娜 is for step `drain`, not for the plan"),
+        ({"run_id": "r-2"}, "the approval by 安娜 belongs to run r-2 only; ask for a new one"),
+        (
+            {"expires_at": datetime(2026, 1, 1, tzinfo=UTC)},
+            "the approval by 安娜 expired at 2026-01-01T00:00:00+00:00; ask for a new one",
+        ),
+        (
+            {"at": datetime(2026, 1, 1, tzinfo=UTC), "expires_at": datetime(3026, 1, 1, tzinfo=UTC)},
+            "the approval by 安娜 was followed by a rejection or a request for changes; ask for a new one",
+        ),
+        (
+            {"at": datetime(2026, 1, 1, tzinfo=UTC), "run_id": "r-1"},
+            "the approval by 安娜 was followed by a rejection or a request for changes; ask for a new one",
+        ),
+        ({"gate_id": "g-1"}, "the store has no approval a-1 of this content"),
+    ],
+)
+async def test_an_unusable_approval_says_why_and_what_to_do(store: PlanStore, fields: dict[str, Any], message: str):
+    await store.add_approval(an_approval(decision="reject", at=datetime(2026, 1, 2, tzinfo=UTC)))
+    with pytest.raises(NotApprovedError) as refused:
+        await store.ledger.use_approval(an_approval(id="a-1", **fields), run_id="r-1")
+    assert str(refused.value) == message
 
 
 async def test_an_approval_cannot_be_used_for_other_content(store: PlanStore):

@@ -2,16 +2,20 @@
 
 import asyncio
 import os
+import re
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import pytest
 
 from plan_adapter.model.errors import LeaseLostError, RunConflictError
 from plan_adapter.model.host_process import HostProcess
+from plan_adapter.model.readable import moment
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.store import leases
 from plan_adapter.store.database import tables
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
@@ -78,7 +82,8 @@ async def test_a_process_on_another_host_counts_as_dead_when_its_lease_expires(s
     await _set_owner(sql, run, replace(HostProcess.this(), place="elsewhere"))
     assert (await store.run(run.id)).reason is None
     assert "on elsewhere" in (await store.ledger.owner(run.id) or "")
-    with pytest.raises(RunConflictError, match="on elsewhere; wait for it to end"):
+    free_at = await _set_lease_end(store, sql, run, seconds_ago=-60) + timedelta(seconds=15)
+    with pytest.raises(RunConflictError, match=rf"on elsewhere; wait for it to end, .*becomes free at {re.escape(moment(free_at))}\)"):
         await store.ledger.claim(await store.run(run.id))
     await _set_lease_end(store, sql, run, seconds_ago=14)
     assert (await store.run(run.id)).reason is None
@@ -87,6 +92,24 @@ async def test_a_process_on_another_host_counts_as_dead_when_its_lease_expires(s
     assert (shown.reason, await store.ledger.owner(run.id)) == (RunReason.INTERRUPTED, None)
     shown.reason = None
     await store.ledger.claim(shown)
+
+
+def test_a_lease_reserves_the_run_to_the_last_moment_of_its_grace():
+    now = datetime.now(UTC)
+    lease: Any = {"owner": str(replace(HostProcess.this(), place="elsewhere")), "until": now - timedelta(seconds=15)}
+    assert not leases.is_free(lease, now)
+    assert leases.is_free(lease, now + timedelta(microseconds=1))
+
+
+async def test_each_start_of_a_run_is_counted(store: PlanStore):
+    run = await begun(store)
+    for _ in range(2):
+        await store.ledger.release(run.id)
+        run = await store.run(run.id)
+        run.reason = None
+        await store.ledger.claim(run)
+    starts = [entry.message.partition(",")[0] for entry in await store.audit(run.id) if entry.kind == "run_started"]
+    assert starts == ["start 1", "start 2", "start 3"]
 
 
 async def test_a_process_that_lost_its_run_cannot_write(store: PlanStore, sql: Sql, store_url: str):
@@ -99,15 +122,17 @@ async def test_a_process_that_lost_its_run_cannot_write(store: PlanStore, sql: S
         taken.reason = None
         await other.ledger.claim(taken)
         recorder.receipt(a_receipt(first, at=recorder.now()))
-        with pytest.raises(LeaseLostError, match="taken over by another process"):
+        with pytest.raises(LeaseLostError, match=f"run {run.id} was taken over by another process"):
             await recorder.flush()
         for write in (partial(store.ledger.renew, run.id), partial(store.ledger.update, run)):
-            with pytest.raises(LeaseLostError, match="taken over"):
+            with pytest.raises(LeaseLostError, match=f"run {run.id} was taken over"):
                 await write()
         with pytest.raises(LeaseLostError, match="taken over"):
             await recorder.intent(an_attempt(run, at=recorder.now(), number=2))
         assert (await other.receipts(run.id), len(await other.attempts(run.id))) == ([], 1)
+        changed_at = (await other.run(run.id)).updated_at
         await store.ledger.release(run.id)
+        assert (await other.run(run.id)).updated_at == changed_at
         assert await other.ledger.owner(run.id) is not None
         await other.ledger.renew(run.id)
 
@@ -122,7 +147,9 @@ async def test_a_renewed_lease_stays_valid(store: PlanStore, sql: Sql):
 async def test_a_released_run_is_shown_as_interrupted(store: PlanStore):
     run = await begun(store)
     await store.ledger.release(run.id)
-    assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
+    shown = await store.run(run.id)
+    assert shown.reason is RunReason.INTERRUPTED
+    assert shown.updated_at > run.updated_at
 
 
 async def _set_owner(sql: Sql, run: PlanRun, owner: HostProcess) -> None:
@@ -130,7 +157,8 @@ async def _set_owner(sql: Sql, run: PlanRun, owner: HostProcess) -> None:
     await sql.change(statement)
 
 
-async def _set_lease_end(store: PlanStore, sql: Sql, run: PlanRun, *, seconds_ago: float) -> None:
+async def _set_lease_end(store: PlanStore, sql: Sql, run: PlanRun, *, seconds_ago: float) -> datetime:
     ended = await store.now() - timedelta(seconds=seconds_ago)
     statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(until=ended)
     await sql.change(statement)
+    return ended

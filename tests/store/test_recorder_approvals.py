@@ -1,7 +1,8 @@
 """Tests of approval checks in the recorder: each call needs its own approval, even in a shared commit."""
 
 import asyncio
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,28 @@ from plan_adapter.store import permission
 from plan_adapter.store.database import tables
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
-from tests.store.builders import DIGEST_OF_CALL, a_receipt, a_standing_approval, an_approval, an_attempt, begun, created
+from tests.store.builders import DIGEST_OF_CALL, a_plan, a_receipt, a_run, a_standing_approval, an_approval, an_attempt, begun, created
 from tests.store.conftest import ON_SQLITE_OR_THOROUGH
+
+
+AT = datetime(2026, 6, 1, tzinfo=UTC)
+A_CALL_APPROVAL = permission.CallApproval(
+    claimed_at=AT,
+    run_id="r1",
+    step_id="drain",
+    item=1,
+    decision="approve",
+    digest=DIGEST_OF_CALL,
+    by="ana",
+    expires_at=None,
+    used_at=None,
+    standing_id=None,
+    found_standing_id=None,
+    revoked_at=None,
+    revoked_by=None,
+    now=AT,
+    is_answer=False,
+)
 
 
 async def test_nothing_starts_without_an_approval_of_the_run(store: PlanStore):
@@ -116,9 +137,72 @@ async def test_a_call_approval_covers_the_attempts_of_one_start_only(store: Plan
     again.reason = None
     await store.ledger.claim(again)
     recorder = await store.ledger.recorder(again)
-    with pytest.raises(NotApprovedError, match=r"by 安娜 was used up at 20.*by an earlier start of the run"):
+    with pytest.raises(NotApprovedError, match=r"^the approval of step `drain` by 安娜 was used up at 20\S+\+00:00, by an earlier start of the run: have it"):
         await recorder.intent(an_attempt(run, "drain", number=3, at=recorder.now(), **gated))
     await recorder.intent(an_attempt(run, "restart", at=recorder.now()))
+
+
+def test_a_run_with_several_approvals_is_permitted_by_a_valid_one_of_its_content() -> None:
+    now, other, older = "a" * 64, "b" * 64, "c" * 64
+    by_ana = permission.PlanApproval(now, now, "ana", None, None, None, None)
+    revoked = by_ana._replace(standing_id="s1", found_standing_id="s1", revoked_at=AT, revoked_by="bo")
+    permitted = partial(permission.why_plan_not_approved, "r1")
+    assert permitted([revoked, by_ana]) is permitted([by_ana, revoked]) is None
+    assert permitted([by_ana._replace(digest=other), by_ana]) is None
+    assert permitted([]) == "there is no run r1"
+    assert permitted([by_ana._replace(digest=older), by_ana._replace(digest=other)]) == (
+        "run r1 was approved with other content (bbbbbbbbbbbb…) than it has now (aaaaaaaaaaaa…): the new version needs an approval of its own"
+    )
+    assert permitted([revoked._replace(revoked_by="cy"), revoked, by_ana._replace(digest=older)]) == (
+        "the standing approval was revoked by bo at 2026-06-01T00:00:00+00:00"
+    )
+    assert permitted([revoked._replace(revoked_by=None)]) == (
+        "the standing approval was revoked by somebody at 2026-06-01T00:00:00+00:00"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "call", "message"),
+    [
+        ({}, {}, None),
+        ({"expires_at": AT + timedelta(seconds=1)}, {}, None),
+        ({"expires_at": AT}, {}, "the approval of step `drain[2]` by ana expired at 2026-06-01T00:00:00+00:00: have it approved again"),
+        ({"decision": "reject"}, {}, "ana did not approve step `drain[2]`: reject"),
+        ({"item": 2}, {}, "the approval by ana is for another run, step or item: have step `drain[2]` approved"),
+        ({}, {"kind": "rollback"}, "the approval by ana is for another run, step or item: have step `rollback drain[2]` approved"),
+        ({}, {"label": "web-2", "step_id": "stop"}, "the approval by ana is for another run, step or item: have step `stop[web-2]` approved"),
+        (
+            {},
+            {"approval_digest": "e" * 64},
+            "step `drain[2]` was approved by ana with other content (cccccccccccc…) than the call has now (eeeeeeeeeeee…): "
+            "have it approved again",
+        ),
+        (
+            {},
+            {"approval_digest": None},
+            "step `drain[2]` was approved by ana with other content (cccccccccccc…) than the call has now (…): have it approved again",
+        ),
+        (None, {}, "step `drain[2]` has a gate of its own and no approval: have it approved"),
+    ],
+)
+def test_a_refused_call_says_what_its_approval_is_for(row: dict[str, Any] | None, call: dict[str, Any], message: str | None) -> None:
+    attempt = replace(an_attempt(a_run(a_plan()), "drain", item=1, at=AT, approval_digest=DIGEST_OF_CALL), **{"run_id": "r1"} | call)
+    found = None if row is None else A_CALL_APPROVAL._replace(**row)
+    assert permission.why_call_not_approved(attempt, found) == message
+
+
+@pytest.mark.parametrize(
+    ("row", "is_left"),
+    [
+        ({}, True),
+        ({"used_at": AT}, True),  # by this start, which began then
+        ({"used_at": AT - timedelta(microseconds=1)}, False),
+        ({"used_at": AT, "claimed_at": None}, False),
+        ({"used_at": AT - timedelta(days=1), "is_answer": True}, True),
+    ],
+)
+def test_a_use_is_left_unless_an_earlier_start_took_it(row: dict[str, Any], is_left: bool) -> None:
+    assert permission.is_use_left(A_CALL_APPROVAL._replace(**row)) is is_left
 
 
 async def test_a_refused_record_does_not_affect_others_in_the_same_commit(store: PlanStore, commits: list[str]):

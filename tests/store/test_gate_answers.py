@@ -1,15 +1,21 @@
 """Tests of gate answers: the first of any number of concurrent answers counts, and what it approves."""
 
 import asyncio
+import re
 import subprocess
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.options import Input
 from plan_adapter.store.store import PlanStore
 from tests.processes import Program
 from tests.store.builders import DIGEST_OF_CALL, a_gate, an_answer, begun, created
+
+
+FIELD = {"n": Input(type="integer", default=3, description="how many 台")}
 
 
 @pytest.mark.parametrize("decision", ["approve", "reject", "request_changes"])
@@ -112,6 +118,96 @@ async def test_an_answer_is_recorded_only_through_its_gate(store: PlanStore):
         await store.add_approval(forged)
     with pytest.raises(NotApprovedError, match="the store has no approval"):
         await store.ledger.use_approval(forged, run_id=run.id)
+
+
+async def test_an_approval_answers_one_gate(store: PlanStore):
+    run = await begun(store)
+    drain, check = [await store.gates.open(a_gate(run, step_id), timeout_ms=0) for step_id in ("drain", "check")]
+    await store.gates.answer(drain.id, given := an_answer(drain))
+    with pytest.raises(NotApprovedError, match=f"^the approval {given.id} was already recorded: each answer needs a new approval$"):
+        await store.gates.answer(check.id, given)
+    assert await store.gates.find(run_id=run.id) == [check]
+
+
+@pytest.mark.parametrize(
+    ("fields", "given", "refused", "message"),
+    [
+        (
+            {"kind": "question", "fields": FIELD},
+            {"result": {"n": 1}},
+            {},
+            "this gate asks a question, not for an approval: answer it with `",
+        ),
+        ({}, {}, {"result": {"n": 1}}, "this gate asks for an approval, not for a result: answer it with `"),
+        ({"kind": "question", "fields": FIELD}, {"decision": "reject"}, {}, "this gate asks a question, not for an approval: answer"),
+        (
+            {"kind": "outcome", "item": 1},
+            None,
+            {},
+            "this gate asks how `drain[2]` ended and takes no approval: answer it with `plan resolve ",
+        ),
+        (
+            {"kind": "outcome", "call_kind": "rollback", "label": "web-2", "item": 1},
+            None,
+            {"decision": "reject"},
+            "this gate asks how `rollback drain[web-2]` ended and takes no approval: answer it with `plan resolve ",
+        ),
+    ],
+    ids=["a question", "an approval", "a question that is rejected", "an outcome", "the outcome of a rollback"],
+)
+async def test_an_answer_of_the_wrong_kind_leaves_the_gate_open(
+    store: PlanStore, fields: dict[str, Any], given: dict[str, Any] | None, refused: dict[str, Any], message: str
+):
+    run = await begun(store)
+    gate = await store.gates.open(a_gate(run, "drain", **fields), timeout_ms=0)
+    assert gate.fields == fields.get("fields", {})
+    with pytest.raises(NotApprovedError, match="^" + re.escape(message)):
+        await store.gates.answer(gate.id, an_answer(gate, **refused))
+    assert await store.gates.get(gate.id) == gate
+    if given is not None:
+        assert (await store.gates.answer(gate.id, an_answer(gate, **given))).end == "answered"
+
+
+@pytest.mark.parametrize(
+    ("fields", "end", "message"),
+    [
+        ({"item": 1}, "cancelled", r"the gate of step `drain\[2\]` is closed: its run was cancelled at \S+\+00:00"),
+        (
+            {"item": 1, "label": "web-2"},
+            "superseded",
+            r"the gate of step `drain\[web-2\]` is closed: a new version replaced it at \S+; answer that one",
+        ),
+        (
+            {"kind": "outcome", "call_kind": "rollback"},
+            "done",
+            r"the gate of step `rollback drain` is closed: `done` was recorded at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00",
+        ),
+        ({}, "answered", "the gate of step `drain` is closed: it was answered"),
+    ],
+)
+async def test_an_answer_at_a_closed_gate_is_told_how_it_ended(store: PlanStore, fields: dict[str, Any], end: Any, message: str):
+    gate = await store.gates.open(a_gate(await begun(store), "drain", **fields), timeout_ms=0)
+    await store.gates.close(gate.id, end)
+    with pytest.raises(RunConflictError) as refused:
+        await store.gates.answer(gate.id, an_answer(gate))
+    assert re.fullmatch(message, str(refused.value))
+
+
+@pytest.mark.parametrize("place", [(None, None), ("drain", None), ("drain", 1)])
+async def test_the_newest_request_for_changes_stands_at_the_reopened_gate(store: PlanStore, place: tuple[str | None, int | None]):
+    step_id, item = place
+    run, other = await begun(store), await begun(store)
+    fields = {"item": item, "approval_digest": DIGEST_OF_CALL}
+    for note in ("first", "second"):
+        gate = await store.gates.open(a_gate(run, step_id, **fields), timeout_ms=0)
+        await store.gates.answer(gate.id, an_answer(gate, decision="request_changes", note=note))
+    assert await store.gates.change_requests() == {}  # no gate is open
+    await store.gates.open(a_gate(other, step_id, **fields), timeout_ms=0)
+    await store.gates.open(a_gate(run, "check", **fields), timeout_ms=0)
+    again = await store.gates.open(a_gate(run, step_id, **fields), timeout_ms=0)
+    assert [(gate_id, request.note) for gate_id, request in (await store.gates.change_requests()).items()] == [(again.id, "second")]
+    await store.gates.open(a_gate(run, step_id, **fields | {"approval_digest": "e" * 64}), timeout_ms=0)
+    assert await store.gates.change_requests() == {}
 
 
 CONTRADICTORY = ("approve", "reject", "request_changes")

@@ -108,6 +108,55 @@ async def test_a_gate_its_process_left_stays_open_and_unattended(store: PlanStor
     assert await store.gates.get(gate.id) == replace(gate, attended=False)
 
 
+async def test_a_gate_where_another_process_waits_is_neither_closed_nor_left(store: PlanStore, sql: Sql):
+    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=0)
+    await _set_owner(sql, gate.id, HostProcess.of(os.getppid()))
+    assert await store.gates.close(gate.id, "cancelled") == gate
+    await store.gates.leave(gate.id)
+    assert await store.gates.get(gate.id) == gate
+    await _set_owner(sql, gate.id, HostProcess.this())
+    await store.gates.leave(gate.id)
+    assert (await store.gates.close(gate.id, "cancelled")).end == "cancelled"
+
+
+async def test_a_gate_of_another_host_can_be_taken_over(store: PlanStore, sql: Sql):
+    run = await created(store)
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
+    await _set_owner(sql, gate.id, replace(HostProcess.this(), place="elsewhere"))
+    again = await store.gates.open(a_gate(run), timeout_ms=0)
+    assert (again.id, again.attended, again.openings) == (gate.id, True, 2)
+
+
+async def test_the_process_that_executes_a_run_takes_over_its_step_gates(store: PlanStore, sql: Sql):
+    run = await begun(store)
+    gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
+    await _set_owner(sql, gate.id, HostProcess.of(os.getppid()))
+    assert (await store.gates.open(a_gate(run, "drain"), timeout_ms=0)).openings == 2
+
+
+async def test_a_gate_shown_again_is_recorded_only_if_its_text_changed(store: PlanStore):
+    run = await created(store)
+    for text in ("one", "one", "two"):
+        gate = await store.gates.open(a_gate(run, text=text), timeout_ms=0)
+    assert gate.openings == 3
+    assert [entry.kind for entry in await store.audit(run.id) if entry.kind.startswith("gate_")] == ["gate_opened"] * 2
+
+
+async def test_gates_are_listed_oldest_first_with_their_texts_if_wanted(store: PlanStore, sql: Sql):
+    run = await begun(store)
+    opened = [await store.gates.open(a_gate(run, step_id, id=step_id), timeout_ms=0) for step_id in ("drain", "check", "restart")]
+    await sql.change(tables.gates.update().values(opened_at=opened[0].opened_at))
+    await sql.change(tables.gates.update().where(tables.gates.c.id == "restart").values(opened_at=opened[0].opened_at - timedelta(1)))
+    await store.gates.close("check", "cancelled")
+    assert [(gate.id, gate.text) for gate in await store.gates.find(with_texts=True)] == [
+        ("restart", "重启 `web-1`"),
+        ("drain", "重启 `web-1`"),
+    ]
+    listed = await store.gates.find(open_only=False)
+    assert [(gate.id, gate.text, gate.attended) for gate in listed] == [("restart", "", True), ("check", "", None), ("drain", "", True)]
+    assert await store.gates.find(run_id="another") == []
+
+
 @pytest.mark.parametrize("status", [PlanStatus.COMPLETED, PlanStatus.CANCELLED, PlanStatus.FAILED, PlanStatus.PARTIAL])
 async def test_no_gate_opens_in_an_ended_run(store: PlanStore, status: PlanStatus):
     run = await created(store, status=status)

@@ -137,7 +137,10 @@ async def test_a_call_approval_covers_the_attempts_of_one_start_only(store: Plan
     again.reason = None
     await store.ledger.claim(again)
     recorder = await store.ledger.recorder(again)
-    with pytest.raises(NotApprovedError, match=r"^the approval of step `drain` by 安娜 was used up at 20\S+\+00:00, by an earlier start of the run: have it"):
+    with pytest.raises(
+        NotApprovedError,
+        match=r"^the approval of step `drain` by 安娜 was used up at 20\S+\+00:00, by an earlier start of the run: have it",
+    ):
         await recorder.intent(an_attempt(run, "drain", number=3, at=recorder.now(), **gated))
     await recorder.intent(an_attempt(run, "restart", at=recorder.now()))
 
@@ -156,9 +159,7 @@ def test_a_run_with_several_approvals_is_permitted_by_a_valid_one_of_its_content
     assert permitted([revoked._replace(revoked_by="cy"), revoked, by_ana._replace(digest=older)]) == (
         "the standing approval was revoked by bo at 2026-06-01T00:00:00+00:00"
     )
-    assert permitted([revoked._replace(revoked_by=None)]) == (
-        "the standing approval was revoked by somebody at 2026-06-01T00:00:00+00:00"
-    )
+    assert permitted([revoked._replace(revoked_by=None)]) == ("the standing approval was revoked by somebody at 2026-06-01T00:00:00+00:00")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,11 @@ def test_a_run_with_several_approvals_is_permitted_by_a_valid_one_of_its_content
         ({"decision": "reject"}, {}, "ana did not approve step `drain[2]`: reject"),
         ({"item": 2}, {}, "the approval by ana is for another run, step or item: have step `drain[2]` approved"),
         ({}, {"kind": "rollback"}, "the approval by ana is for another run, step or item: have step `rollback drain[2]` approved"),
-        ({}, {"label": "web-2", "step_id": "stop"}, "the approval by ana is for another run, step or item: have step `stop[web-2]` approved"),
+        (
+            {},
+            {"label": "web-2", "step_id": "stop"},
+            "the approval by ana is for another run, step or item: have step `stop[web-2]` approved",
+        ),
         (
             {},
             {"approval_digest": "e" * 64},

@@ -14,7 +14,6 @@ from plan_adapter.store.store import PlanStore
 from tests.processes import Program
 from tests.store.builders import DIGEST_OF_CALL, a_gate, an_answer, begun, created
 
-
 FIELD = {"n": Input(type="integer", default=3, description="how many 台")}
 
 

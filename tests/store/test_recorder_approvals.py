@@ -18,7 +18,6 @@ from tests.sql import Sql
 from tests.store.builders import DIGEST_OF_CALL, a_plan, a_receipt, a_run, a_standing_approval, an_approval, an_attempt, begun, created
 from tests.store.conftest import ON_SQLITE_OR_THOROUGH
 
-
 AT = datetime(2026, 6, 1, tzinfo=UTC)
 A_CALL_APPROVAL = permission.CallApproval(
     claimed_at=AT,
@@ -233,6 +232,23 @@ async def test_a_refused_record_does_not_affect_others_in_the_same_commit(store:
         ("restart", None),
     ]
     assert [receipt.result for receipt in await store.receipts(run.id)] == ["checked"]
+
+
+async def test_each_call_of_a_commit_needs_its_own_approval(store: PlanStore, commits: list[str]):
+    run, approval = await _approved_call(store)
+    other = an_approval(run_id=run.id, step_id="drain", item=2, approval_digest=DIGEST_OF_CALL)
+    await store.add_approval(other)
+    recorder = await store.ledger.recorder(run)
+    commits.clear()
+    outcomes = await asyncio.gather(
+        recorder.intent(an_attempt(run, "check", at=recorder.now())),  # needs none
+        recorder.intent(an_attempt(run, "drain", item=0, at=recorder.now(), approval_digest=DIGEST_OF_CALL)),
+        recorder.intent(an_attempt(run, "drain", item=1, at=recorder.now(), approval_id=approval.id, approval_digest=DIGEST_OF_CALL)),
+        return_exceptions=True,
+    )
+    assert [type(outcome).__name__ for outcome in outcomes] == ["NoneType", "NotApprovedError", "NoneType"]
+    assert len(commits) == 1
+    assert {row.id: row.used_at is None for row in await store.approvals(run.id) if row.step_id} == {approval.id: False, other.id: True}
 
 
 PARTS = {

@@ -11,8 +11,9 @@ import pytest
 from plan_adapter import ExecutionPlan, PlanStore, Step, ToolRegistry, run_plan, tool
 from plan_adapter.errors import InvalidPlanError, NotApprovedError
 from plan_adapter.gates.approval import answer_to
-from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, Rule
+from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, PrefectApprover, Rule
 from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, GatePolicy
+from plan_adapter.model.errors import ApprovalRequiredError
 from plan_adapter.model.options import Input
 from plan_adapter.runs import aresume_run, arun_plan
 from plan_adapter.store import PlanStatus
@@ -102,6 +103,47 @@ async def test_an_approval_is_no_answer_to_a_question(returned: Any) -> None:
     assert (await CallbackApprover(lambda _: {"choice": "a"}).ask(asked)).result == {"choice": "a"}
 
 
+async def test_a_function_is_asked_with_the_request_and_answers_in_the_name_of_callback() -> None:
+    asked: list[ApprovalRequest] = []
+
+    def answer(of: ApprovalRequest) -> str:
+        asked.append(of)
+        return "approve"
+
+    given = await CallbackApprover(answer).ask(request(step="drain"))
+    assert asked == [request(step="drain")]
+    assert (given.by, given.known_by, given.step_id, given.note, given.result) == ("callback", "unverified", "drain", "", None)
+
+
+async def test_the_answer_of_a_function_to_a_question_names_its_gate() -> None:
+    asked = replace(request(step="ask"), kind="question", fields={"choice": Input()})
+    given = await CallbackApprover(lambda _: {"choice": "a"}, by="bot").ask(asked)
+    assert (given.decision, given.by, given.known_by, given.result) == ("approve", "bot", "unverified", {"choice": "a"})
+    assert (given.run_id, given.gate_id, given.step_id, given.item) == ("run-1", "gate-1", "ask", 2)
+
+
+async def test_a_wrong_answer_is_named_with_the_function_that_gave_it() -> None:
+    class Asking:
+        def __call__(self, _: ApprovalRequest) -> Any:
+            return "x" * 200
+
+    wanted = 'True, False, "approve", "reject", "request_changes", or ("reject", "why")'
+    with pytest.raises(TypeError) as error:
+        await CallbackApprover(Asking()).ask(request())
+    assert str(error.value) == f"the approver `Asking` returned 'xxx{'x' * 96}, which is not an answer here: return {wanted}"
+
+    def say_nothing(_: ApprovalRequest) -> Any:
+        return None
+
+    asked = replace(request(), kind="question", fields={"n": Input(), "why": Input()})
+    with pytest.raises(TypeError) as error:
+        await CallbackApprover(say_nothing).ask(asked)
+    assert str(error.value) == (
+        f"the approver `{say_nothing.__qualname__}` returned None, which is not an answer here: "
+        """return its fields, {'n': …, 'why': …}, or "reject\""""
+    )
+
+
 async def test_an_exception_of_the_function_propagates() -> None:
     async def broken(_: ApprovalRequest) -> bool:
         raise ConnectionError("the chat is down")
@@ -111,7 +153,17 @@ async def test_an_exception_of_the_function_propagates() -> None:
 
 
 async def test_a_policy_without_a_matching_rule_rejects() -> None:
-    assert decision_and_note(await PolicyApprover([]).ask(request())) == ("reject", "no rule of the policy matches")
+    answer = await PolicyApprover([]).ask(request(step="drain"))
+    assert decision_and_note(answer) == ("reject", "no rule of the policy matches")
+    assert (answer.by, answer.known_by, answer.gate_id, answer.step_id) == ("policy", "unverified", "gate-1", "drain")
+
+
+async def test_a_form_needs_a_flow_run() -> None:
+    with pytest.raises(ApprovalRequiredError) as error:
+        await PrefectApprover().ask(request())
+    assert str(error.value) == (
+        "`nightly-backup` needs an approval, and without a flow run there is no form to answer: run it with a Prefect server"
+    )
 
 
 @pytest.mark.parametrize(

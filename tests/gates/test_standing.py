@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan_adapter.gates.coverage import new_standing_approval, pattern_allows, standing_digest, why_not_covered
+from plan_adapter.gates.coverage import new_standing_approval, pattern_allows, pattern_fault, standing_digest, why_not_covered
 from plan_adapter.model.approvals import StandingApproval
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.options import Input
@@ -244,10 +245,88 @@ def test_an_invalid_standing_approval_is_refused_with_every_reason() -> None:
         ("missing-input", "inputs.host"),
         ("unknown-step", "steps[0]"),
     ]
-    assert "did you mean `host`?" in str(error.value)
+    assert [(problem.message, problem.hint) for problem in error.value.problems] == [
+        ("this cannot be a person's name", "write who approves"),
+        ("`nightly` is not the name of a deployment", "write it as `flow/deployment`"),
+        ("`a/b/c` is not the name of a deployment", "write it as `flow/deployment`"),
+        ("`/` is not the name of a deployment", "write it as `flow/deployment`"),
+        ("it would already have expired when it was given, at 2026-06-01T00:00:00+00:00", "write a later time"),
+        ("it would cover no run", "write 1 or more"),
+        (ANY, "patterns are those of RE2, without look-around"),
+        ("the plan has no input `hots`", "did you mean `host`?"),
+        (ANY, ANY),
+        ("`host` has no default and no pattern, so the approval would cover no run", "add a pattern or a value for it"),
+        ("no step is called `drian`", "did you mean `drain`?"),
+    ]
+
+
+def test_a_name_in_a_problem_is_cut_and_one_line() -> None:
+    with pytest.raises(InvalidPlanError) as error:
+        standing(schedules=["x" * 61, "\n/b"], inputs={"host": "a", "i" * 61: "x"}, steps=["s" * 61])
+    assert [problem.message for problem in error.value.problems] == [
+        f"`{'x' * 60}` is not the name of a deployment",
+        "`/b` is not the name of a deployment",
+        f"the plan has no input `{'i' * 60}`",
+        f"no step is called `{'s' * 60}`",
+    ]
+    bare = validate(plan(step("drain", parameters={"value": 1})), TOOLS)
+    with pytest.raises(InvalidPlanError, match="the plan declares no inputs"):
+        new_standing_approval(bare, by="ana", known_by="totp", at=NOW, schedules=[SCHEDULE], inputs={"host": "x"}, max_runs=1)
+
+
+def test_a_standing_approval_holds_what_was_given() -> None:
+    until = NOW + timedelta(days=1)
+    given = standing(schedules=[SCHEDULE, "a/b", SCHEDULE], steps=["drain", "restart", "drain"], until=until, max_runs=1, note="每晚")
+    assert given == StandingApproval(
+        id=given.id,
+        runbook_digest=standing_digest(VALIDATED),
+        name="backup",
+        by="ana",
+        known_by="os_user",
+        at=NOW - timedelta(days=1),
+        inputs={"host": "web-[0-9]+"},
+        schedules=(SCHEDULE, "a/b"),
+        steps=("drain", "restart"),
+        until=until,
+        max_runs=1,
+        note="每晚",
+    )
+    assert given.id
+    bare = validate(plan(step("drain", parameters={"value": 1})), TOOLS)
+    least = new_standing_approval(bare, by="ana", known_by="totp", at=NOW, schedules=[SCHEDULE], until=NOW + timedelta(microseconds=1))
+    assert (least.inputs, least.steps, least.max_runs, least.note) == ({}, (), None, "")
+
+
+@pytest.mark.parametrize(("pattern", "is_usable"), [("a" * 1000, True), ("a" * 1001, False)])
+def test_a_pattern_has_a_longest_length(pattern: str, is_usable: bool) -> None:
+    assert pattern_allows(pattern, pattern) is is_usable
+    assert pattern_fault(pattern) == (None if is_usable else "the regular expression is longer than 1000 characters")
+
+
+def test_a_refusal_names_who_and_what_on_one_line() -> None:
+    of = replace(standing(by="ana"), by="a\nna", runbook_digest="0" * 64, revoked_at=NOW)
+    assert why_not(of, schedule="x\n/y") == (
+        "it covers other content: the plan or a tool's definition is not what a na approved; "
+        r"somebody revoked it at 2026-06-01T00:00:00+00:00; it is not for the schedule of x /y"
+    )
+    assert why_not(replace(standing(), revoked_at=NOW, revoked_by="b\no")) == "b o revoked it at 2026-06-01T00:00:00+00:00"
+    assert why_not(replace(standing(), inputs={"host": ".*", "g\none": 1})) == "it names the input `g one`, which the plan does not have"
+    assert why_not(replace(standing(), runs=1, max_runs=1)) == "it is used up: 1 run of 1"
+    assert why_not(replace(standing(), runs=9)) is None
+
+
+def test_one_equals_one_point_zero_but_not_true() -> None:
+    assert pattern_allows(1, 1.0)
+    assert not pattern_allows(1, True)
+    assert not pattern_allows(".*", None)
+    assert not pattern_allows(".*", {})
+    assert pattern_allows("1", 1.0)
 
 
 def test_a_standing_approval_needs_an_end_and_a_schedule() -> None:
     with pytest.raises(InvalidPlanError) as error:
         standing(schedules=[], max_runs=None)
     assert [(problem.code, problem.at) for problem in error.value.problems] == [("missing-field", "until"), ("missing-field", "schedules")]
+    for name in ("", "a\u200bna"):
+        with pytest.raises(InvalidPlanError, match="this cannot be a person's name"):
+            standing(by=name)

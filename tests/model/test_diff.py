@@ -1,5 +1,7 @@
 """Tests of the diff of two plans."""
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -34,6 +36,25 @@ def test_changes_are_reported_down_to_the_value() -> None:
         Change("a.parameters.n", None, None),
         Change("a.max_retries", 1, None),
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_secret", "shown"),
+    [
+        ("one", "two", False, ("one", "two")),
+        ("one", "two", True, ("***", "***")),
+        (None, "two", False, (None, "two")),
+        ({"x": "p"}, None, False, ('{"x": "p"}', None)),
+        (None, "two", True, (None, "***")),
+        ("two", None, True, ("***", None)),
+        ({"password": "p"}, {"password": "q", "n": 1}, False, ('{"password": "***"}', '{"password": "***", "n": 1}')),
+        ("x" * 201, None, False, ("x" * 200 + "… 1 more", None)),
+        (None, "x" * 201, False, (None, "x" * 200 + "… 1 more")),
+        ("a" * 300 + "1", "a" * 300 + "2", False, ("…" + "a" * 40 + "1", "…" + "a" * 40 + "2")),
+    ],
+)
+def test_a_change_is_shown_where_it_differs_and_without_secrets(old: Any, new: Any, is_secret: bool, shown: Any) -> None:
+    assert Change("a.parameters.x", old, new).shown(is_secret=is_secret) == shown
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.gates.policy import EffectivePolicy, Policy, effective_policy, intersect, read_policy
+from plan_adapter.gates.policy import EffectivePolicy, Policy, effective_policy, intersect, policy_of, read_policy
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import InvalidPlanError
 
@@ -96,6 +96,73 @@ allowed_signers: [5]
 )
 def test_invalid_values_in_a_policy_are_refused(tmp_path: Path, text: str, found: tuple[str, str, int]) -> None:
     assert found in problems(tmp_path, text)
+
+
+def test_a_mistake_is_named_with_how_to_correct_it() -> None:
+    document: dict[str, Any] = {
+        "approvers": ["ana", " " + "x" * 90],
+        "operators": ["bo", "ana\u200b"],
+        "groups": {"sre ": ["bo"], "all": ["bo", ""]},
+        "allowed_signers": ["ana ssh-ed25519 AAAA", "# a comment", "", "  ", "ana ssh-ed25519", "ana ssh-ed25519 AAAA\x07"],
+    }
+    with pytest.raises(InvalidPlanError) as error:
+        policy_of(document)
+    of_names = "write the name without white space around it and without invisible characters"
+    of_signers = "write a line for each key: `ana ssh-ed25519 AAAA…`"
+    assert [(problem.code, problem.at, problem.message, problem.hint) for problem in error.value.problems] == [
+        ("bad-approver", "approvers[1]", f"' {'x' * 79}' cannot be a name", of_names),
+        ("bad-operator", "operators[1]", r"'ana\u200b' cannot be a name", of_names),
+        ("bad-value", "groups.sre ", "'sre ' cannot be a name", of_names),
+        ("bad-value", "groups.all[1]", "'' cannot be a name", of_names),
+        ("bad-value", "allowed_signers[4]", "this line is not an allowed signer", of_signers),
+        ("bad-value", "allowed_signers[5]", "this line is not an allowed signer", of_signers),
+    ]
+
+
+def test_a_stored_policy_is_read_as_it_was_written() -> None:
+    document: dict[str, Any] = {
+        "approvers": ["ana"],
+        "self_approval": True,
+        "known_by": ["totp"],
+        "allowed_signers": ["ana ssh-ed25519 AAAA"],
+    }
+    assert policy_of(document).to_document() == document
+    assert policy_of({}).to_document() == {}
+    with pytest.raises(InvalidPlanError) as error:
+        policy_of({"approver": ["ana"]})
+    assert [problem.at for problem in error.value.problems] == ["approver"]
+
+
+@pytest.mark.parametrize("at", ["approvers", "operators", "groups"])
+@pytest.mark.parametrize(
+    ("name", "is_name"), [("小明", True), ("Ana Maria", True), ("", False), ("ana ", False), ("a\nb", False), ("a\u00adb", False)]
+)
+def test_a_name_is_printable_and_as_it_is_shown(at: str, name: str, is_name: bool) -> None:
+    document: dict[str, Any] = {at: {name: ["ana"]} if at == "groups" else [name]}
+    if is_name:
+        assert policy_of(document).to_document() == document
+    else:
+        with pytest.raises(InvalidPlanError):
+            policy_of(document)
+
+
+def test_settings_alone_restrict_what_they_name() -> None:
+    signers = Path("/etc/signers")
+    settings = Settings(
+        approvers=("sre", "ana"), groups={"sre": ["bo", "ana"]}, known_by=("totp",), gate_effects=("write", "read"), allowed_signers=signers
+    )
+    assert effective_policy(settings) == EffectivePolicy(
+        approvers=("bo", "ana"),
+        groups={"sre": ["bo", "ana"]},
+        named=("sre", "ana"),
+        known_by=("totp",),
+        gate_effects=("read", "write"),
+        allowed_signers=signers,
+    )
+    assert effective_policy(settings).stored == Policy()
+    assert effective_policy(Settings(), policy := Policy(allowed_signers=["a b c", "d e f"])).allowed_signers == "a b c\nd e f"
+    assert effective_policy(settings, policy).stored == policy
+    assert effective_policy(settings, Policy()).allowed_signers is None
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
     python -m tests.mutants [ONLY=text] [JOBS=number]
 
-runs mutmut on the modules in `modules.toml` whose paths contain the text, each with the tests that are listed for it, and prints a table. It
-fails if a mutant survives that is not listed with a reason, or if fewer than 95 % are killed. mutmut and its packages are in `.matrix`.
+runs mutmut on the modules in `modules.toml` whose paths contain the text, each with the tests that are listed for it, and prints a table.
+It fails if a mutant survives that is not listed with a reason, or if fewer than 95 % are killed. mutmut changes only the bodies of
+functions: the queries and tables at the top level of a module stay as they are. mutmut and its packages are in `.matrix`.
 """
 
 import json
@@ -43,7 +44,7 @@ class Module:
             "only_mutate": [self.path],
             "also_copy": ALSO_COPIED,
             "pytest_add_cli_args_test_selection": ["-k", "not postgresql", *self.tests],
-            "pytest_add_cli_args": ["-p", "no:cacheprovider", "-p", "no:xdist"],
+            "pytest_add_cli_args": ["-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"],
             "process_isolation": "forkserver",  # a test leaves threads, which no fork should inherit
             "children": children,
         }

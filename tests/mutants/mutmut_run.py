@@ -2,9 +2,9 @@
 
 This is a script, because the folder with the mutants has its own `plan_adapter` and `tests`. It changes three things about mutmut 3.8.1:
 
-- It mutates functions with the decorators in WRAPPERS. mutmut leaves decorated functions as they are, because decorating each mutant may have
-  side effects. But the functions that decide at a gate are decorated: `@writes` gives them their transaction. Here, these decorators are put
-  around the function that switches between the mutants.
+- It mutates functions with the decorators in WRAPPERS. mutmut leaves decorated functions as they are, because decorating each mutant may
+  have side effects. But the functions that decide at a gate are decorated: `@writes` gives them their transaction. Here, these decorators
+  are put around the function that switches between the mutants.
 - The processes that tests start run the code without mutants.
 - A mutant's fastest tests run first.
 """

@@ -136,6 +136,22 @@ def test_both_options_of_an_error_policy_give_the_same_digest() -> None:
     assert digest(one) == digest(other) == digest(changed("options", {"stop_on_error": False, "continue_on_error": True}))
 
 
+@pytest.mark.parametrize("steps", ["steps", "finally"])
+@pytest.mark.parametrize("is_pinned", [False, True], ids=["in a plan", "in a sub-plan"])
+def test_the_order_of_dependencies_does_not_change_the_digest(steps: str, is_pinned: bool) -> None:
+    def depending_on(*names: str) -> str:
+        last = {"id": "c", "tool_name": "t", "depends_on": names}
+        document: dict[str, Any] = {
+            "description": "d",
+            "steps": [{"id": "z", "tool_name": "t"}],
+            steps: [{"id": "a", "tool_name": "t"}, {"id": "b", "tool_name": "t"}, last],
+        }
+        plan = load_plan(json.dumps(document))
+        return plan_digest(ExecutionPlan(description="d", steps=[Step(id="s", pinned=plan)]) if is_pinned else plan)
+
+    assert depending_on("a", "b") == depending_on("b", "a") == depending_on("b", "a", "b") != depending_on("b")
+
+
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
 def test_a_copy_has_the_same_digest_and_the_digest_is_that_of_the_canonical_form(plan: ExecutionPlan) -> None:

@@ -26,6 +26,28 @@ def test_added_and_removed_steps_are_reported() -> None:
     assert diff_plans(plan(A, B), plan(B, C)) == PlanDiff(added=("c",), removed=("a",))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [((A, B), (B,)), ((B,), (A, B)), ((A, B), (B, A)), ((A,), (Step(id="a", tool_name="u"),))],
+    ids=["removed", "added", "reordered", "changed"],
+)
+def test_one_difference_makes_plans_different(old: tuple[Step, ...], new: tuple[Step, ...]) -> None:
+    assert diff_plans(plan(*old), plan(*new))
+
+
+def test_every_change_of_a_value_is_reported_whatever_it_was_before() -> None:
+    old, new = (
+        plan(Step(id="a", tool_name="t", parameters=parameters))
+        for parameters in ({"m": 1, "n": {"x": 1}, "o": {"p": 1}, "q": [1]}, {"m": 2, "n": {"x": 2}, "o": "p", "q": {"p": 1}})
+    )
+    assert diff_plans(old, new).changed == (
+        Change("a.parameters.m", 1, 2),
+        Change("a.parameters.n.x", 1, 2),
+        Change("a.parameters.o", {"p": 1}, "p"),
+        Change("a.parameters.q", [1], {"p": 1}),
+    )
+
+
 def test_changes_are_reported_down_to_the_value() -> None:
     old = plan(Step(id="a", tool_name="t", parameters={"x": {"y": 1, "z": [1]}}, max_retries=1), metadata={"owner": "ana"})
     new = plan(Step(id="a", tool_name="t", parameters={"x": {"y": True, "z": [1, 2]}, "n": None}), metadata={"owner": "bo"})
@@ -114,6 +136,11 @@ def test_steps_in_a_group_that_change_places_are_reported_as_moved() -> None:
 def test_a_group_of_a_sub_plan_is_compared_step_by_step() -> None:
     old, new = (plan(Step(id="s", pinned=plan(grouped(A, b)))) for b in (B, Step(id="b", tool_name="t", effect="write")))
     assert [change.at for change in diff_plans(old, new).changed] == ["s.b.effect"]
+
+
+def test_what_a_sub_plan_says_besides_its_steps_is_compared() -> None:
+    old, new = (plan(Step(id="s", pinned=plan(A, metadata={"owner": owner}))) for owner in ("ana", "bo"))
+    assert diff_plans(old, new).changed == (Change("s.pinned.metadata.owner", "ana", "bo"),)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])

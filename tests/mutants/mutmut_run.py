@@ -1,10 +1,11 @@
 """Run mutmut with the options in a file, and write how each mutant ended: `python tests/mutants/mutmut_run.py OPTIONS.json RESULTS.json`.
 
-This is a script, because the folder with the mutants has its own `plan_adapter` and `tests`. It changes three things about mutmut 3.8.1:
+This is a script, because the folder with the mutants has its own `plan_adapter` and `tests`. It changes four things about mutmut 3.8.1:
 
 - It mutates functions with the decorators in WRAPPERS. mutmut leaves decorated functions as they are, because decorating each mutant may
   have side effects. But the functions that decide at a gate are decorated: `@writes` gives them their transaction. Here, these decorators
   are put around the function that switches between the mutants.
+- It leaves the type in `cast(type, value)` as it is, which does nothing when the code runs.
 - The processes that tests start run the code without mutants.
 - A mutant's fastest tests run first.
 """
@@ -30,10 +31,19 @@ def change_mutmut():
     from mutmut.state import state
 
     visitor, arrange = file_mutation.MutationVisitor, file_mutation.function_trampoline_arrangement
-    skips, arguments = visitor._skip_node_and_children, PytestRunner._pytest_args_regular_run
+    skips, mutate, arguments = visitor._skip_node_and_children, visitor._create_mutations, PytestRunner._pytest_args_regular_run
+    types = set()  # the first argument of each `cast`
+
+    def mutate_but_cast(self, node):
+        if isinstance(node, libcst.Call) and getattr(node.func, "value", None) == "cast":
+            types.add(node.args[0])
+        else:
+            mutate(self, node)
 
     def skips_unwrapped(self, node):
-        return not is_wrapped(node) if isinstance(node, libcst.FunctionDef) and node.decorators else skips(self, node)
+        if isinstance(node, libcst.FunctionDef) and node.decorators:
+            return not is_wrapped(node)
+        return node in types or skips(self, node)
 
     def arrange_wrapped(function, mutants, class_name):
         if not is_wrapped(function):
@@ -41,7 +51,8 @@ def change_mutmut():
         before, [switch, *copies], after, names = arrange(function.with_changes(decorators=[]), mutants, class_name)
         return before, [switch.with_changes(decorators=[*function.decorators, *switch.decorators]), *copies], after, names
 
-    visitor._skip_node_and_children, file_mutation.function_trampoline_arrangement = skips_unwrapped, arrange_wrapped
+    visitor._skip_node_and_children, visitor._create_mutations = skips_unwrapped, mutate_but_cast
+    file_mutation.function_trampoline_arrangement = arrange_wrapped
     trampoline.set_mutant_under_test = lambda name: setattr(trampoline, "_mutant_under_test", name)
     PytestRunner._pytest_args_regular_run = lambda self, tests: arguments(
         self, sorted(tests, key=lambda test: (state().duration_by_test.get(test, 0), test))

@@ -273,14 +273,14 @@ def test_a_signature_binds_the_answer_to_its_gate(request_: ApprovalRequest, ans
 
 @pytest.mark.parametrize("request_", [replace(REQUEST, run_id=None), replace(REQUEST, gate_id=None)])
 def test_an_answer_outside_a_gate_cannot_be_signed(request_: ApprovalRequest) -> None:
-    with pytest.raises(NotApprovedError, match="^only an answer at a gate of a run can be signed$"):
+    with pytest.raises(NotApprovedError, match=r"^only an answer at a gate of a run can be signed$"):
         text_to_sign(Answer("approve", "ana"), request_)
 
 
 def test_an_answer_to_a_question_has_its_fields() -> None:
     question = replace(REQUEST, kind="question", fields=FIELDS)
     assert approval.read_answer(question, {"n": 4}) == {"n": 4, "why": "没有"}
-    with pytest.raises(InvalidAnswerError, match="^this gate asks a question: answer with its fields `n`, `why`$"):
+    with pytest.raises(InvalidAnswerError, match=r"^this gate asks a question: answer with its fields `n`, `why`$"):
         approval.read_answer(question, None)
     with pytest.raises(InvalidAnswerError, match='^`n`: the value `"4"` is text, not an integer; `m`: the question has no field `m`$'):
         approval.read_answer(question, {"n": "4", "m": 1})
@@ -289,7 +289,7 @@ def test_an_answer_to_a_question_has_its_fields() -> None:
 def test_a_resolution_is_no_decision() -> None:
     decisions: list[Any] = ["approve", "reject", "request_changes"]
     assert [approval.decision_of(Answer(decision, "ana")) for decision in decisions] == decisions
-    with pytest.raises(InvalidAnswerError, match="^`done` records how a call ended; it cannot approve or reject anything$"):
+    with pytest.raises(InvalidAnswerError, match=r"^`done` records how a call ended; it cannot approve or reject anything$"):
         approval.decision_of(Answer("done", "ana"))
 
 

@@ -108,7 +108,7 @@ async def test_each_start_of_a_run_is_counted(store: PlanStore):
         run = await store.run(run.id)
         run.reason = None
         await store.ledger.claim(run)
-    starts = [entry.message.partition(",")[0] for entry in await store.audit(run.id) if entry.kind == "run_started"]
+    starts = [(entry.message or "").partition(",")[0] for entry in await store.audit(run.id) if entry.kind == "run_started"]
     assert starts == ["start 1", "start 2", "start 3"]
 
 

@@ -153,7 +153,8 @@ def test_a_run_with_several_approvals_is_permitted_by_a_valid_one_of_its_content
     assert permitted([by_ana._replace(digest=other), by_ana]) is None
     assert permitted([]) == "there is no run r1"
     assert permitted([by_ana._replace(digest=older), by_ana._replace(digest=other)]) == (
-        "run r1 was approved with other content (bbbbbbbbbbbb…) than it has now (aaaaaaaaaaaa…): the new version needs an approval of its own"
+        "run r1 was approved with other content (bbbbbbbbbbbb…) than it has now (aaaaaaaaaaaa…): "
+        "the new version needs an approval of its own"
     )
     assert permitted([revoked._replace(revoked_by="cy"), revoked, by_ana._replace(digest=older)]) == (
         "the standing approval was revoked by bo at 2026-06-01T00:00:00+00:00"

@@ -282,7 +282,7 @@ def test_an_answer_to_a_question_has_its_fields() -> None:
     assert approval.read_answer(question, {"n": 4}) == {"n": 4, "why": "没有"}
     with pytest.raises(InvalidAnswerError, match=r"^this gate asks a question: answer with its fields `n`, `why`$"):
         approval.read_answer(question, None)
-    with pytest.raises(InvalidAnswerError, match='^`n`: the value `"4"` is text, not an integer; `m`: the question has no field `m`$'):
+    with pytest.raises(InvalidAnswerError, match=r'^`n`: the value `"4"` is text, not an integer; `m`: the question has no field `m`$'):
         approval.read_answer(question, {"n": "4", "m": 1})
 
 

@@ -33,6 +33,7 @@ async def test_an_approval_is_found_until_a_run_uses_it(store: PlanStore):
     assert await store.ledger.find_approval(DIGEST) is None
     await store.add_approval(approval)
     assert await store.ledger.find_approval(DIGEST) == approval
+    assert await store.ledger.find_approval("e" * 64) is None
     used = await store.ledger.use_approval(approval, run_id="r-1")
     assert used == replace(approval, run_id="r-1", used_at=used.used_at)
     assert used.used_at is not None
@@ -76,14 +77,17 @@ async def test_an_approval_has_the_context_of_its_run(store: PlanStore, sql: Sql
     assert [context_of(row) for row in rows] == [context] * 4  # includes the approval that started the run
 
 
-async def test_the_audit_log_of_a_run_has_each_approval_and_each_use_once(store: PlanStore):
+async def test_the_audit_log_of_a_run_has_each_approval_and_each_use_once(store: PlanStore, sql: Sql):
     run = await created(store)
     given, free = an_approval(run_id=run.id, id="given"), an_approval(id="free")
     await store.add_approval(given)
+    assert [entry.kind for entry in await store.audit(run.id)][-1] == "approved"
     await store.add_approval(free)
+    await store.add_approval(an_approval(run_id="unknown"))
     for approval in (given, free, given):
         await store.ledger.use_approval(approval, run_id=run.id)
     assert [entry.kind for entry in await store.audit(run.id) if entry.kind.startswith("approv")] == ["approved", "approval_used"] * 2
+    assert {row["run_id"] for row in await sql.rows(tables.audit.select())} == {run.id}
 
 
 async def test_only_one_of_several_concurrent_runs_gets_the_same_approval(store: PlanStore, store_url: str):

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from plan_adapter.model.approvals import Gate
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.options import Input
+from plan_adapter.store.outcomes import ResolutionRecord, outcome_digest
 from plan_adapter.store.store import PlanStore
 from tests.processes import Program
-from tests.store.builders import DIGEST_OF_CALL, a_gate, an_answer, begun, created
+from tests.store.builders import DIGEST_OF_CALL, a_gate, an_answer, an_attempt, begun, created
 
 FIELD = {"n": Input(type="integer", default=3, description="how many 台")}
 
@@ -190,6 +192,37 @@ async def test_an_answer_at_a_closed_gate_is_told_how_it_ended(store: PlanStore,
     with pytest.raises(RunConflictError) as refused:
         await store.gates.answer(gate.id, an_answer(gate))
     assert re.fullmatch(message, str(refused.value))
+
+
+async def test_a_resolution_closes_the_outcome_gate_of_its_call_only(store: PlanStore):
+    run, other = await begun(store), await begun(store)
+    recorder = await store.ledger.recorder(run)
+    unknown = [an_attempt(run, step_id, at=recorder.now(), effect="write") for step_id in ("check", "drain")]
+    asked = list[Gate]()
+    for attempt in unknown:
+        await recorder.intent(attempt)
+        fields = {"kind": "outcome", "approval_digest": outcome_digest(attempt.id)}
+        asked.append(await store.gates.open(a_gate(run, attempt.step_id, **fields), timeout_ms=0))
+    elsewhere = await store.gates.open(a_gate(other, "check", kind="outcome", approval_digest=outcome_digest(unknown[0].id)), timeout_ms=0)
+    receipt = await store.outcomes.resolve(run.id, "check", ResolutionRecord("done", "安娜", "os_user"))
+    closed = await store.gates.get(asked[0].id)
+    assert (closed.end, closed.closed_at) == ("done", receipt.ended_at)
+    assert await store.gates.find(run_id=run.id) == [asked[1]]
+    assert await store.gates.find(run_id=other.id) == [elsewhere]
+    with pytest.raises(RunConflictError, match="is executed by process"):  # nobody asks about it any more
+        await store.outcomes.resolve(run.id, "check", ResolutionRecord("done", "安娜", "os_user"))
+    assert (await store.verify(run.id)).ok
+
+
+async def test_a_snapshot_says_whether_a_gate_of_the_run_is_open(store: PlanStore):
+    run, other = await begun(store), await begun(store)
+    await store.gates.open(a_gate(other, "drain"), timeout_ms=0)
+    assert not (await store.ledger.snapshot(run.id)).has_open_gates
+    gates = [await store.gates.open(a_gate(run, step_id), timeout_ms=0) for step_id in ("drain", "check")]
+    for gate in gates:
+        assert (await store.ledger.snapshot(run.id)).has_open_gates
+        await store.gates.close(gate.id, "cancelled")
+    assert not (await store.ledger.snapshot(run.id)).has_open_gates
 
 
 @pytest.mark.parametrize("place", [(None, None), ("drain", None), ("drain", 1)])

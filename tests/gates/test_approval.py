@@ -347,6 +347,18 @@ def test_the_policy_can_demand_an_approval_that_the_plan_does_not(options: Any, 
     assert approval.requires_approval(plan, EffectivePolicy(allow_unapproved=allow_unapproved)) is is_required
 
 
+def test_steps_with_an_effect_that_the_policy_names_wait_at_a_gate() -> None:
+    steps = [
+        Step(id=name, description="d", tool_name="noted", effect=effect, parameters={"text": "x"}, requires_approval=gated)
+        for name, effect, gated in (("look", "read", False), ("put", "write", False), ("ask", "read", True))
+    ]
+    validated = validate(a_plan(steps=steps), ToolRegistry([noted]))
+    assert approval.gated_steps(validated, EffectivePolicy()) == ["ask"]
+    assert approval.gated_steps(validated, EffectivePolicy(gate_effects=("write",))) == ["put", "ask"]
+    assert approval.needs_gate(steps[1], validated, EffectivePolicy(gate_effects=("write",)))
+    assert not approval.needs_gate(steps[1], validated, EffectivePolicy())
+
+
 def test_an_account_without_a_name_is_known_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_number: int) -> Any:
         raise KeyError

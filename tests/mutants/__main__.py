@@ -43,7 +43,7 @@ class Module:
             "source_paths": ["plan_adapter"],
             "only_mutate": [self.path],
             "also_copy": ALSO_COPIED,
-            "pytest_add_cli_args_test_selection": ["-k", "not postgresql", *self.tests],
+            "pytest_add_cli_args_test_selection": ["-k", "not postgresql and not contradictory", *self.tests],
             "pytest_add_cli_args": ["-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"],
             "process_isolation": "forkserver",  # a test leaves threads, which no fork should inherit
             "children": children,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from plan_adapter import tool
 from plan_adapter.gates import approval
 from plan_adapter.gates.approval import answer_to, gate_policy_of, group_notices, refusal, strictest, text_to_sign
 from plan_adapter.gates.identity import recorded_identity
@@ -348,11 +349,16 @@ def test_the_policy_can_demand_an_approval_that_the_plan_does_not(options: Any, 
 
 
 def test_steps_with_an_effect_that_the_policy_names_wait_at_a_gate() -> None:
+    @tool(effect="read")
+    def look(text: str) -> str:
+        """Look at it."""
+        return text
+
     steps = [
-        Step(id=name, description="d", tool_name="noted", effect=effect, parameters={"text": "x"}, requires_approval=gated)
-        for name, effect, gated in (("look", "read", False), ("put", "write", False), ("ask", "read", True))
+        Step(id=name, description="d", tool_name=name_of_tool, parameters={"text": "x"}, requires_approval=is_gated)
+        for name, name_of_tool, is_gated in (("look", "look", False), ("put", "noted", False), ("ask", "look", True))
     ]
-    validated = validate(a_plan(steps=steps), ToolRegistry([noted]))
+    validated = validate(a_plan(steps=steps), ToolRegistry([noted, look]))
     assert approval.gated_steps(validated, EffectivePolicy()) == ["ask"]
     assert approval.gated_steps(validated, EffectivePolicy(gate_effects=("write",))) == ["put", "ask"]
     assert approval.needs_gate(steps[1], validated, EffectivePolicy(gate_effects=("write",)))

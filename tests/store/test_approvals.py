@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.model.errors import NotApprovedError
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.record import RunContext
 from plan_adapter.store.database import tables
 from plan_adapter.store.database.rows import context_of
@@ -159,6 +159,12 @@ async def test_rejecting_one_run_does_not_affect_others(store: PlanStore):
 async def test_a_rejection_cannot_be_used(store: PlanStore):
     with pytest.raises(NotApprovedError, match="安娜 rejected it: 看起来不错"):
         await store.ledger.use_approval(an_approval(decision="reject"), run_id="r-1")
+
+
+async def test_an_answer_at_a_gate_is_not_recorded_without_its_gate(store: PlanStore):
+    with pytest.raises(RunConflictError, match="^this is an answer at gate g-1: it is recorded by answering that gate$"):
+        await store.add_approval(an_approval(gate_id="g-1"))
+    assert await store.approvals(DIGEST) == []
 
 
 @pytest.mark.parametrize(

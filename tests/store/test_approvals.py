@@ -156,6 +156,19 @@ async def test_rejecting_one_run_does_not_affect_others(store: PlanStore):
     assert await store.ledger.find_approval(DIGEST) is not None
 
 
+async def test_a_later_decision_about_something_else_does_not_revoke_an_approval(store_url: str):
+    async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella:
+        now = await acme.now()
+        await acme.add_approval(free := an_approval(at=now))
+        await acme.add_approval(bound := an_approval(at=now, run_id="r-1"))
+        later = now + timedelta(seconds=1)
+        await acme.add_approval(an_approval(at=later, decision="reject", approval_digest="e" * 64))
+        await acme.add_approval(an_approval(at=later, decision="reject", run_id="r-2"))
+        await umbrella.add_approval(an_approval(at=later, decision="reject"))
+        assert await acme.ledger.find_approval(DIGEST) == free
+        assert (await acme.ledger.use_approval(bound, run_id="r-1")).id == bound.id
+
+
 async def test_a_rejection_cannot_be_used(store: PlanStore):
     with pytest.raises(NotApprovedError, match="安娜 rejected it: 看起来不错"):
         await store.ledger.use_approval(an_approval(decision="reject"), run_id="r-1")

@@ -1,6 +1,8 @@
 """Tests of the audit log: which entries are appended, when, and in which form."""
 
 import asyncio
+import json
+import time
 from datetime import UTC, datetime
 from typing import Any, get_args
 from zoneinfo import ZoneInfo
@@ -126,10 +128,36 @@ async def test_an_unknown_run_cannot_be_verified(store: PlanStore):
         await store.verify("0000")
 
 
-def test_a_time_is_written_the_same_in_every_time_zone():
+@pytest.mark.parametrize("own", ["UTC", "Asia/Tokyo"])
+def test_a_time_is_written_the_same_in_every_time_zone(own: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TZ", own)
+    time.tzset()
     at = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
     assert digests.instant_text(at) == digests.instant_text(at.astimezone(ZoneInfo("Asia/Shanghai"))) == "2026-11-21T09:30:00.000000Z"
     assert digests.instant_of(digests.instant_text(at)) == at
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_forged_or_older_row_has_a_digest():
+    assert digests.digest_of("\ud800") != digests.digest_of("\ud801")
+    for table in digests.BOOKKEEPING:  # without their columns
+        assert digests.row_digest(table, {"id": "r-1"}, open_gate=True) == digests.digest_of({"id": "r-1"})
+    words = digests.Words("note", "\ud800 secret", "salt")
+    erased, proof = words.erase([1])
+    assert (erased, digests.Words("note", erased, json.dumps({"note": proof})).digest) == ("\ud800 [erased]", words.digest)
+
+
+def test_a_row_says_whether_and_where_words_were_erased():
+    row: digests.JsonRow = {"salt": json.dumps({"result": {"erased": {}}, "error": {"erased": {}}, "note": {"seed": "s"}})}
+    assert digests.erased_columns(row) == ["error", "result"]
+    assert digests.has_erasures(row)
+    assert not digests.has_erasures({"salt": digests.new_salt()})
+
+
+def test_each_row_gets_a_salt_of_its_own():
+    assert len({digests.new_salt() for _ in range(10)}) == 10
+    assert len(digests.new_salt()) == 16
 
 
 def test_every_decision_and_every_end_of_a_gate_or_step_has_an_entry_kind() -> None:

@@ -175,7 +175,7 @@ async def test_a_rejection_cannot_be_used(store: PlanStore):
 
 
 async def test_an_answer_at_a_gate_is_not_recorded_without_its_gate(store: PlanStore):
-    with pytest.raises(RunConflictError, match="^this is an answer at gate g-1: it is recorded by answering that gate$"):
+    with pytest.raises(RunConflictError, match=r"^this is an answer at gate g-1: it is recorded by answering that gate$"):
         await store.add_approval(an_approval(gate_id="g-1"))
     assert await store.approvals(DIGEST) == []
 

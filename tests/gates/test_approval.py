@@ -1,5 +1,7 @@
 """Tests of who may answer and operate, what an answer says, what a signature binds, and which content an approval covers."""
 
+import os
+import pwd
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,6 +20,7 @@ from plan_adapter.model.approvals import Answer, ApprovalRequest, GatePolicy
 from plan_adapter.model.errors import ContentChangedError, InvalidAnswerError, NotApprovedError
 from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions, Input
 from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.model.record import AUTHOR
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import bind_inputs, validate
 
@@ -77,6 +80,21 @@ def test_the_gate_policy_of_a_plan_holds_all_that_plan_and_policy_demand() -> No
     assert gate_policy_of(a_plan(), EffectivePolicy(), requested_by="") == GatePolicy()
 
 
+def test_the_gate_of_a_sub_plan_demands_what_it_and_the_plan_around_it_demand() -> None:
+    inner = a_plan(
+        ApprovalPolicy(known_by=["totp", "form"], self_approval=False, expires="skip", remind_after_ms=7, operators=["bo", "cy"])
+    )
+    outer = a_plan(ApprovalPolicy(known_by=["form", "ssh_signature"], operators=["ana", "bo"]), steps=[Step(id="s", pinned=inner)])
+    assert gate_policy_of(outer, EffectivePolicy(), requested_by="", step_id="s") == GatePolicy(
+        known_by=("form",), self_approval=False, expires="skip", remind_after_ms=7
+    )
+    assert gate_policy_of(outer, EffectivePolicy(), requested_by="").known_by == ("form", "ssh_signature")
+    approval.refuse_operation(outer, EffectivePolicy(), by="bo", operation="run")
+    for by in ("ana", "cy"):
+        with pytest.raises(NotApprovedError, match=r"operators: bo$"):
+            approval.refuse_operation(outer, EffectivePolicy(), by=by, operation="run")
+
+
 @pytest.mark.parametrize(
     ("settings", "stored", "own", "excluded_by"),
     [
@@ -114,6 +132,7 @@ def test_the_strictest_of_several_policies_accepts_what_all_accept() -> None:
     assert strictest(first, second) == replace(
         first, approvers=("bo",), known_by=("totp",), self_approval=False, excluded_by="PLAN_ADAPTER_KNOWN_BY"
     )
+    assert strictest(replace(first, known_by=("form", "totp")), second).known_by == ("totp",)
     assert strictest(replace(first, excluded_by="x"), second).excluded_by == "x"
     assert not strictest(second, first).self_approval
 
@@ -137,6 +156,11 @@ def test_people_who_join_a_group_of_the_stores_policy_may_answer_at_an_open_gate
     opened = GatePolicy(approvers=("ana", "gone"), requested_by="di", revised_by="eve")
     now = approval.with_current_policy(opened, a_plan(ApprovalPolicy(approvers=["sre"])), policy, step_id=None)
     assert now == replace(opened, approvers=approvers)
+    proved = approval.with_current_policy(replace(opened, known_by=("totp",)), a_plan(), STORED, step_id=None)
+    assert (proved.approvers, proved.known_by) == (opened.approvers, ("totp",))
+    named = a_plan(ApprovalPolicy(approvers=["ana", "bo"]))
+    by_name = approval.with_current_policy(replace(opened, approvers=("ana",)), named, STORED, step_id=None)
+    assert by_name.approvers == ("ana",)
     unnamed = approval.with_current_policy(GatePolicy(approvers=None), a_plan(ApprovalPolicy(approvers=["sre"])), STORED, step_id=None)
     assert unnamed.approvers == ("ana", "new")
 
@@ -170,6 +194,7 @@ def test_names_that_are_no_group_are_found_once() -> None:
     assert approval.names_without_group(plan, EffectivePolicy(groups={"sre": ["bo"]})) == ["ana", "cy", "di"]
 
 
+BY_ENVIRONMENT = "the environment variable PLAN_ADAPTER_{} excludes everything that the plan and the store's policy allow"
 EXCLUDED = "the plan, those around it and the policy contradict each other"
 
 
@@ -182,6 +207,16 @@ EXCLUDED = "the plan, those around it and the policy contradict each other"
         ({"approvers": ()}, "approve", f"ana may not answer here; nobody may: {EXCLUDED}"),
         ({"known_by": ("form", "ssh_signature")}, "reject", "ana is identified only by totp; an answer here needs form or ssh_signature"),
         ({"known_by": ()}, "approve", f"ana is identified only by totp; an answer here needs a proof that nobody can give: {EXCLUDED}"),
+        (
+            {"approvers": (), "excluded_by": "PLAN_ADAPTER_APPROVERS"},
+            "approve",
+            f"ana may not answer here; nobody may: {BY_ENVIRONMENT.format('APPROVERS')}",
+        ),
+        (
+            {"known_by": (), "excluded_by": "PLAN_ADAPTER_KNOWN_BY"},
+            "approve",
+            f"ana is identified only by totp; an answer here needs a proof that nobody can give: {BY_ENVIRONMENT.format('KNOWN_BY')}",
+        ),
         ({"requested_by": "ana"}, "approve", None),
         ({"requested_by": "ana", "self_approval": False}, "reject", None),
         ({"requested_by": "ana", "self_approval": False}, "request_changes", None),
@@ -307,6 +342,8 @@ BOUND = bind_inputs(
 def test_an_approval_covers_the_content_that_it_names_until_it_expires() -> None:
     given = approval.approval_not_required(BOUND, now=NOW)
     assert (given.approval_digest, given.decision, given.known_by, given.at) == (BOUND.approval_digest, "approve", "not_required", NOW)
+    assert given.by == AUTHOR
+    assert given.id != approval.approval_not_required(BOUND, now=NOW).id
     lasting = replace(given, expires_at=NOW + timedelta(microseconds=1))
     for valid in (given, lasting):
         assert approval.approved_plan(BOUND, valid, now=NOW) == approval.ApprovedPlan(BOUND, valid)
@@ -369,8 +406,9 @@ def test_an_account_without_a_name_is_known_by_its_number(monkeypatch: pytest.Mo
     def missing(_number: int) -> Any:
         raise KeyError
 
-    monkeypatch.setattr("pwd.getpwuid", missing)
-    assert approval.os_user().isdecimal()
+    assert approval.os_user() == pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(pwd, "getpwuid", missing)
+    assert approval.os_user() == str(os.getuid())
 
 
 @pytest.mark.parametrize("says", [approval.approves_in_advance, approval.asks_again])

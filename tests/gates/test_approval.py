@@ -89,6 +89,11 @@ def test_the_gate_of_a_sub_plan_demands_what_it_and_the_plan_around_it_demand() 
         known_by=("form",), self_approval=False, expires="skip", remind_after_ms=7
     )
     assert gate_policy_of(outer, EffectivePolicy(), requested_by="").known_by == ("form", "ssh_signature")
+    asking = a_plan(
+        ApprovalPolicy(approvers=["ana", "bo"], effects=["write"]),
+        steps=[Step(id="s", pinned=a_plan(ApprovalPolicy(approvers=["bo", "cy"])))],
+    )
+    assert gate_policy_of(asking, EffectivePolicy(), requested_by="", step_id="s").approvers == ("bo",)
     approval.refuse_operation(outer, EffectivePolicy(), by="bo", operation="run")
     for by in ("ana", "cy"):
         with pytest.raises(NotApprovedError, match=r"operators: bo$"):

@@ -270,8 +270,21 @@ def test_a_name_in_a_problem_is_cut_and_one_line() -> None:
         f"no step is called `{'s' * 60}`",
     ]
     bare = validate(plan(step("drain", parameters={"value": 1})), TOOLS)
-    with pytest.raises(InvalidPlanError, match="the plan declares no inputs"):
+    with pytest.raises(InvalidPlanError) as error:
         new_standing_approval(bare, by="ana", known_by="totp", at=NOW, schedules=[SCHEDULE], inputs={"host": "x"}, max_runs=1)
+    assert [problem.hint for problem in error.value.problems] == ["the plan declares no inputs"]
+
+
+def test_a_value_that_is_no_json_and_a_wrong_pattern_are_reported_at_their_input() -> None:
+    with pytest.raises(InvalidPlanError) as error:
+        standing(inputs={"host": "(", "tags": [float("nan")]})
+    assert [(problem.code, problem.at) for problem in error.value.problems] == [
+        ("bad-value", "inputs.host"),
+        ("not-a-number", "inputs.tags[0]"),
+    ]
+    fault = pattern_fault("(")
+    assert fault == error.value.problems[0].message
+    assert "missing )" in (fault or "")
 
 
 def test_a_standing_approval_holds_what_was_given() -> None:
@@ -319,6 +332,7 @@ def test_one_equals_one_point_zero_but_not_true() -> None:
     assert pattern_allows(1, 1.0)
     assert not pattern_allows(1, True)
     assert not pattern_allows(".*", None)
+    assert not pattern_allows(".*", "\ud800")
     assert not pattern_allows(".*", {})
     assert pattern_allows("1", 1.0)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plan_adapter.documents import load_plan
+from plan_adapter.documents import load_plan, read_document
 from plan_adapter.model.canonical import approval_digest, canonical_document, canonical_json, plan_digest
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions, Input
@@ -206,6 +206,14 @@ def test_a_value_nested_deeper_than_the_stack_is_reported() -> None:
     plan.add_step("t", "d").parameters["value"] = deep
     with pytest.raises(InvalidPlanError, match="nested deeper than 100 levels"):
         plan_digest(plan)
+
+
+def test_a_plan_whose_document_has_problems_has_no_digest() -> None:
+    plan, problems = read_document("description: d\nsteps: [{tool_name: t, retries: 3}]")
+    assert plan is not None
+    with pytest.raises(InvalidPlanError) as error:
+        plan_digest(plan)
+    assert [problem.at for problem in error.value.problems] == [problem.at for problem in problems] == ["steps[0].retries"]
 
 
 def test_an_approval_binds_to_plan_inputs_and_tools() -> None:

@@ -54,6 +54,7 @@ faults: $(STAMP)  ## kill runs N (1000) times at crash points, race them N/2 tim
 
 simulate: $(STAMP)  ## simulate RUNS (1000) runs on virtual time from SEED on, with faults and rivals; SEED alone prints one run
 	@$(PYTHON) -m tests.simulation RUNS=$(RUNS) SEED=$(SEED) VARIANT="$(VARIANT)"
+
 mutants: $(STAMP)  ## change the code of digests, permissions, leases and gates, one place at a time: a test has to fail. ONLY=text runs the modules with that name; JOBS=number of processes
 	@$(PYTHON) -m tests.mutants ONLY=$(ONLY) JOBS=$(JOBS)
 

@@ -7,7 +7,6 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -289,7 +288,6 @@ def _print_help(arguments: list[str]) -> int:
     return ExitCode.DONE
 
 
-@cache
 def build_app() -> "App":
     """Return the cyclopts app with every verb. A verb is imported when it is called."""
     from cyclopts import App, Parameter  # not for `plan --help`

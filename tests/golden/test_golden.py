@@ -51,7 +51,11 @@ def test_a_command_that_changes_something_prints_the_same(acted: dict[str, Any],
 
 @pytest.mark.parametrize("command", session.READS)
 def test_a_command_that_reads_the_golden_store_prints_the_same(golden_home: Path, command: str) -> None:
-    assert_kept(READ["printed"][command], session.read([command], READ["runs"])[command])
+    golden, found = READ["printed"][command], session.read([command], READ["runs"])[command]
+    if command == "tools":  # there may be new ones
+        names = {json.loads(line)["name"] for line in golden["out"].splitlines()}
+        found["out"] = "".join(line for line in found["out"].splitlines(keepends=True) if json.loads(line)["name"] in names)
+    assert_kept(golden, found)
 
 
 def assert_kept(golden: dict[str, Any], found: dict[str, Any]) -> None:

@@ -170,11 +170,12 @@ async def test_no_gate_opens_in_an_ended_run(store: PlanStore, status: PlanStatu
 async def test_a_gate_expires_only_at_its_deadline(store: PlanStore):
     run = await begun(store)
     long = await store.gates.open(a_gate(run, "check"), timeout_ms=60_000)
-    short = await store.gates.open(a_gate(run, "drain"), timeout_ms=1)
+    short, other = [await store.gates.open(a_gate(run, step_id), timeout_ms=1) for step_id in ("drain", "restart")]
     assert await store.gates.expire(long.id) == long
     while (await store.gates.expire(short.id)).end is None:
         await asyncio.sleep(0.001)
     assert (await store.gates.get(short.id)).end == "expired"
+    assert (await store.gates.get(other.id)).end is None
 
 
 async def test_a_gate_that_does_not_exist_cannot_be_used(store: PlanStore):
@@ -192,7 +193,8 @@ async def test_a_gate_that_does_not_exist_cannot_be_used(store: PlanStore):
 
 async def test_an_ending_run_closes_its_gates(store: PlanStore):
     run = await begun(store)
-    gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
+    answered, gate = [await store.gates.open(a_gate(run, step_id), timeout_ms=0) for step_id in ("check", "drain")]
+    answered = await store.gates.answer(answered.id, an_answer(answered))
     run.status = PlanStatus.EXECUTING
     await store.ledger.update(run)
     assert (await store.gates.get(gate.id)).end is None
@@ -200,6 +202,7 @@ async def test_an_ending_run_closes_its_gates(store: PlanStore):
     await store.ledger.update(run)
     with pytest.raises(RunConflictError, match="its run was cancelled at"):
         await store.gates.answer(gate.id, an_answer(gate))
+    assert await store.gates.get(answered.id) == answered
 
 
 async def test_cancelling_a_run_at_once_closes_its_gates(store: PlanStore):
@@ -244,8 +247,15 @@ async def test_a_tenant_sees_only_its_own_gates(store_url: str):
         with pytest.raises(RunConflictError, match="there is no run"):
             await umbrella.gates.open(a_gate(run), timeout_ms=0)
         assert await acme.gates.find(run_id=run.id) == [gate]
-        await acme.gates.answer(gate.id, an_answer(gate))
+        await umbrella.gates.leave(gate.id)
+        with pytest.raises(RunConflictError, match="there is no gate"):
+            await umbrella.gates.show(gate.id, flow_run_id="f", keyset="k")
+        assert await acme.gates.get(gate.id) == gate
+        await acme.gates.answer(gate.id, an_answer(gate, decision="request_changes"))
         assert await umbrella.gates.answer_to(gate.id) is None
+        again = await acme.gates.open(a_gate(run), timeout_ms=0)
+        assert [*(await acme.gates.change_requests())] == [again.id]
+        assert await umbrella.gates.change_requests() == {}
 
 
 async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanStore, sql: Sql):
@@ -257,11 +267,11 @@ async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanS
             "approval_digest": DIGEST_OF_CALL, "name": "站点", "description": "x" * 200, "rules": gate_policy, "opened_at": now,
             "openings": 1, "kind": "approval", "call_kind": "step", "owner": owner, "text": "长" * 5_000,
         }
-        for number in range(1000)
+        for number in range(1001)
     ]  # fmt: skip
     await sql.run(lambda connection: connection.execute(tables.gates.insert(), rows) and None)
     listed = await store.gates.find()
-    assert [gate.id for gate in listed] == [row["id"] for row in rows]
+    assert [gate.id for gate in listed] == [row["id"] for row in rows[:1000]]
     assert {(gate.attended, gate.text) for gate in listed} == {(True, "")}
     assert len(await store.gates.find(limit=7)) == 7
 

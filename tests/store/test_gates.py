@@ -68,6 +68,12 @@ async def test_gates_of_several_steps_and_items_can_be_open_at_once(store: PlanS
     assert [(gate.step_id, gate.item) for gate in await store.gates.find(run_id=run.id)] == [places[0], *places[2:]]
 
 
+async def test_the_gates_of_a_step_and_of_its_rollback_can_be_open_at_once(store: PlanStore):
+    run = await begun(store)
+    opened = [await store.gates.open(a_gate(run, "drain", kind="outcome", call_kind=kind), timeout_ms=0) for kind in ("step", "rollback")]
+    assert await store.gates.find(run_id=run.id) == opened
+
+
 async def test_stores_that_open_the_same_gate_concurrently_share_one(store: PlanStore, store_url: str):
     run = await created(store)
     stores = [PlanStore(store_url) for _ in range(3)]
@@ -129,16 +135,19 @@ async def test_a_gate_of_another_host_can_be_taken_over(store: PlanStore, sql: S
 
 async def test_the_process_that_executes_a_run_takes_over_its_step_gates(store: PlanStore, sql: Sql):
     run = await begun(store)
-    gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
-    await _set_owner(sql, gate.id, HostProcess.of(os.getppid()))
+    gate, of_plan = [await store.gates.open(a_gate(run, step_id), timeout_ms=0) for step_id in ("drain", None)]
+    for waiting in (gate, of_plan):
+        await _set_owner(sql, waiting.id, HostProcess.of(os.getppid()))
     assert (await store.gates.open(a_gate(run, "drain"), timeout_ms=0)).openings == 2
+    with pytest.raises(RunConflictError, match="waits at this gate"):
+        await store.gates.open(a_gate(run), timeout_ms=0)
 
 
 async def test_a_gate_shown_again_is_recorded_only_if_its_text_changed(store: PlanStore):
     run = await created(store)
-    for text in ("one", "one", "two"):
+    for text in ("one", "one", "one", "two"):
         gate = await store.gates.open(a_gate(run, text=text), timeout_ms=0)
-    assert gate.openings == 3
+    assert gate.openings == 4
     assert [entry.kind for entry in await store.audit(run.id) if entry.kind.startswith("gate_")] == ["gate_opened"] * 2
 
 
@@ -236,6 +245,9 @@ async def test_a_tenant_sees_only_its_own_gates(store_url: str):
     async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella:
         run = await created(acme)
         gate = await acme.gates.open(a_gate(run), timeout_ms=0)
+        other = await acme.gates.open(a_gate(run, "drain"), timeout_ms=0)
+        assert (await acme.gates.get(gate.id), await acme.gates.get(other.id)) == (gate, other)
+        assert (await acme.gates.close(other.id, "cancelled")).id == other.id
         assert await umbrella.gates.find() == await umbrella.gates.find(run_id=run.id) == []
         for use in (
             umbrella.gates.get(gate.id),

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from mutmut import configuration
 
+PYTEST_RAISED, NOT_RUN = 255, "not run"
+"""mutmut calls it a timeout if its call of pytest raises, such as for a test that does not exist. But then no test has run."""
+
 WRAPPERS = {"reads", "writes", "records", "property", "cached_property", "cache"}
 
 
@@ -73,7 +76,7 @@ def results(path):
         lines = get_diff_for_mutant(name, path=path).splitlines()
         sides = (" ".join(line[1:].strip() for line in lines if line[0] == sign and line[:3] != sign * 3) for sign in "-+")
         where = function if class_name is None else f"{class_name}.{function}"
-        yield [f"{where}: {' → '.join(sides)}", status_by_exit_code[code]]
+        yield [f"{where}: {' → '.join(sides)}", NOT_RUN if code == PYTEST_RAISED else status_by_exit_code[code]]
 
 
 if __name__ == "__main__":

@@ -157,7 +157,10 @@ class Course:
         if end is None:
             unknown = AttemptEnd("unknown", begun.number, error=self._begun_earlier)
             return await self._resolve(call, begun, unknown, source="record")
-        return None if call.is_retried_after(end) else CourseEnd(end, "probe")
+        if end.not_done:
+            return None
+        call.count_earlier_attempt()
+        return CourseEnd(end, "probe") if call.retry_delay(end) is None else None
 
     async def _ask_probe(self, call: Call, begun: Attempt) -> AttemptEnd | None:
         self._count(1)

@@ -218,11 +218,12 @@ class RunHistory(CallHistory):
 
         `order` numbers the newest entry of the audit log about each call. Times would not do: the clock may be set back.
         """
-        others = [number for (kind, unit), number in order.items() if kind == "rollback" or unit[0] not in finally_ids]
+        others = (number for (kind, unit), number in order.items() if kind == "rollback" or unit[0] not in finally_ids)
+        newest = max(others, default=0)
         outdated = self.outdated | {
             unit: receipt.number
             for unit, receipt in self.succeeded.items()
-            if unit[0] in finally_ids and order.get(("step", unit), 0) < max(others, default=0)
+            if unit[0] in finally_ids and order.get(("step", unit), 0) < newest
         }
         succeeded = {unit: receipt for unit, receipt in self.succeeded.items() if unit not in outdated}
         return replace(self, succeeded=succeeded, outdated=outdated)

@@ -331,12 +331,9 @@ class Call:
         """Whether the tool has a probe that can report how an attempt with an unknown outcome ended."""
         return self._tool.probe is not None
 
-    def is_retried_after(self, earlier: AttemptEnd) -> bool:
-        """Count an attempt of an earlier start as the first of this call, unless it did nothing. Return whether the call is made again."""
-        if earlier.not_done:
-            return True
+    def count_earlier_attempt(self) -> None:
+        """Count an attempt of an earlier start as the first of this call."""
         self._attempts_made += 1
-        return self.retry_delay(earlier) is not None
 
     async def probe_attempt(self, attempt: Attempt) -> AttemptEnd | None:
         """Ask the tool's probe how `attempt`, whose outcome is unknown, ended. Record the receipt and return that end.

@@ -19,7 +19,7 @@ from plan_adapter.model.errors import StoreError
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.record import Attempt, Receipt, StepEnd, StepRun
 from plan_adapter.model.status import Outcome, PlanStatus, StepStatus
-from plan_adapter.store.database.rows import NO_ITEM, Row, apply_end, attempt_of, load_json, receipt_of
+from plan_adapter.store.database.rows import NO_ITEM, Row, apply_end, attempt_of, item_of, load_json, receipt_of
 from plan_adapter.store.database.tables import attempts, gates, implied_dependencies, plans, receipts, step_runs
 from plan_adapter.store.database.tables import audit as audit_log
 
@@ -147,8 +147,10 @@ def call_order_of(connection: Connection, run_id: str) -> dict[tuple[CallKind, U
     """Return the number of the newest audit entry about an attempt of each call, by kind and unit."""
     call = (audit_log.c.call_kind, audit_log.c.step_id, audit_log.c.item)
     about_attempts = audit_log.c.kind.startswith("attempt_", autoescape=True)
-    query = select(*call, func.max(audit_log.c.number)).where(audit_log.c.run_id == run_id, about_attempts).group_by(*call)
-    return {(kind, (step_id, None if item == NO_ITEM else item)): number for kind, step_id, item, number in connection.execute(query)}
+    newest = func.max(audit_log.c.number).label("newest")
+    query = select(*call, newest).where(audit_log.c.run_id == run_id, about_attempts).group_by(*call)
+    rows = connection.execute(query).mappings()
+    return {(row["call_kind"], (row["step_id"], item_of(row))): row["newest"] for row in rows}
 
 
 def _completed_ends(connection: Connection, run_id: str) -> dict[str, StepEnd]:

@@ -70,7 +70,7 @@ class Target:
                 raise ToolError(f"{text!r} cannot be the {name} of an SSH connection: {rule}")
 
     def texts(self) -> list[str]:
-        """Return what is visible in the local process list."""
+        """Return the texts that the local process list shows."""
         return [text for text in (self.host, self.user, self.jump) if text is not None]
 
     def argv(self, *words: str, options: Sequence[str] = ()) -> list[str]:

@@ -292,9 +292,7 @@ def _pattern_fault(pattern: str) -> str | None:
 def _parse_text(text: str, kind: str) -> JsonValue:
     """Return the value of a text from the command line. Raises ValueError, sometimes with a message."""
     match kind:
-        case "string":
-            return text
-        case "date" | "date-time" | "duration" if _is_written_as(kind, text):
+        case "string" | "date" | "date-time" | "duration" if _is_of_type(text, kind):
             return text
         case "integer" | "number" if (whole := _parse_whole(text)) is not None:
             return whole

@@ -13,6 +13,7 @@ from plan_adapter.gates.approval import os_user
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import load_plan
+from plan_adapter.store.database.columns import sqlite_text
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.audit_pack import COLUMNS
 from plan_adapter.tools.registry import ToolRegistry
@@ -72,7 +73,7 @@ def moved(run_id: str, days: int) -> None:
         async with PlanStore() as store:
             at = (await store.now()) - timedelta(days=days)
         change = "UPDATE runs SET created_at = :at WHERE id = :run"
-        await Sql(store_url()).change(change, at=f"{at:%Y-%m-%d %H:%M:%S.%f}", run=run_id)
+        await Sql(store_url()).change(change, at=sqlite_text(at), run=run_id)
 
     asyncio.run(move())
 

@@ -56,6 +56,10 @@ class Fault:
     number: int = 1
     stops: bool = False  # with SIGSTOP, instead of being killed
 
+    def is_at(self, point: CrashPoint, detail: str) -> bool:
+        """Return whether this crash point is the fault's, whatever its number."""
+        return point == self.point and self.detail in (None, detail)
+
     def __str__(self) -> str:
         return f"{self.point}{'' if self.detail is None else f' ({self.detail})'} #{self.number}"
 
@@ -192,7 +196,7 @@ class Listener:
         return None
 
     def _is_fault(self, point: CrashPoint, detail: str) -> bool:
-        if self._fault is None or point != self._fault.point or self._fault.detail not in (None, detail):
+        if self._fault is None or not self._fault.is_at(point, detail):
             return False
         self._seen += 1
         return self._seen == self._fault.number

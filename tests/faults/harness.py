@@ -146,10 +146,14 @@ class Trial:
             self.kills[order.fault.point, order.fault.detail] += 1
         elif report is not None and report.error is not None and not self.is_expected(report):
             self.violations.append(Violation("broken", f"the process: {report.error}: {report.message}"))
+        await self.find_run()
+        return report
+
+    async def find_run(self) -> None:
+        """Note the id of the run, once a process has recorded it."""
         if self.run_id is None:
             runs = await self.store.runs(limit=1, context=RunContext(task_id=self.workspace.task_id))
             self.run_id = runs[0].id if runs else None
-        return report
 
     def is_expected(self, report: Report) -> bool:
         """Return whether the product may raise this error between two processes of one run."""

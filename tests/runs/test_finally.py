@@ -28,6 +28,7 @@ from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus, StepStatus
 from plan_adapter.store.database import sqlite
+from plan_adapter.store.database.columns import sqlite_text
 from plan_adapter.text.plan_text import plan_gate_text
 from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.tools import ToolContext
@@ -193,7 +194,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[timedelta]:
     steps = list[timedelta]()
 
     def set_back() -> str:
-        return (datetime.now(UTC) - sum(steps, timedelta())).strftime("%Y-%m-%d %H:%M:%S.%f")
+        return sqlite_text(datetime.now(UTC) - sum(steps, timedelta()))
 
     monkeypatch.setattr(sqlite, "sqlite_now", set_back)
     return steps

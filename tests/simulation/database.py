@@ -35,7 +35,6 @@ class Server:
     reads: int = 0  # of the clock: each is a microsecond later, so that no two records have the same time
     away_until: float = 0.0
     troubles: float = 0.0  # the probability that a transaction of a process fails
-    is_ordered: bool = True  # transactions of one store run in their order, as in a SQLite file
     watching: list["SimulatedDatabase"] = field(default_factory=list["SimulatedDatabase"])
     transactions: int = 0
 
@@ -85,12 +84,7 @@ class Server:
     @property
     def version(self) -> int:
         """The number that each signal changes."""
-        return self.raw.execute("PRAGMA user_version").fetchone()[0]
-
-    @property
-    def raw(self) -> sqlite3.Connection:
-        """The connection itself."""
-        return raw_of(self.engine)
+        return raw_of(self.engine).execute("PRAGMA user_version").fetchone()[0]
 
 
 class SimulatedDatabase(Database):
@@ -114,8 +108,7 @@ class SimulatedDatabase(Database):
             _settle(future, lambda: self._server.transact(work, writes=writes, trouble=None))
             return future
         trouble, when = self._server.trouble(), loop.time() + self._server.delay()
-        if self._server.is_ordered:
-            self._free_at = when = max(when, self._free_at)
+        self._free_at = when = max(when, self._free_at)  # in their order, as in a SQLite file
         loop.call_at(when, lambda: _settle(future, lambda: self._server.transact(work, writes=writes, trouble=trouble)))
         return future
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -169,14 +169,6 @@ def refuse_if_over() -> None:
     process = current.get()
     if process is not None and process.is_over:
         raise KilledError
-
-
-def die() -> NoReturn:
-    """End the calling process in the middle of its code."""
-    process, loop = current.get(), asyncio.get_running_loop()
-    assert process is not None and isinstance(loop, VirtualLoop)
-    loop.kill(process)
-    raise KilledError
 
 
 def _nothing(loop: asyncio.AbstractEventLoop) -> Handle:

@@ -31,6 +31,7 @@ from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import Effect
 from plan_adapter.store import outcomes
 from plan_adapter.store import store as store_module
+from plan_adapter.store.database.columns import sqlite_text
 from plan_adapter.store.database.patience import TransientStoreError
 from plan_adapter.tools import ToolContext
 from tests.faults.broken import VARIANTS
@@ -132,8 +133,8 @@ async def command(effect: Effect, body: str, secret: str, context: ToolContext, 
 
 TOOLS = ToolRegistry([look, put, write, command])
 
-MAX_BLOWS = 4
-"""How often fate interferes. After that, the run must reach its end."""
+MAX_TROUBLED = 4
+"""How many rounds have trouble. After them, the run must reach its end."""
 PATIENCE_SECONDS = 1000.0
 """How long people let a process run."""
 
@@ -144,12 +145,11 @@ class Simulation(Trial):
 
     loop: VirtualLoop = field(default_factory=VirtualLoop)
     database: Server = field(init=False)
-    world: SimulatedWorld = field(default_factory=lambda: HERE)
     model: SimulatedModel = field(default_factory=SimulatedModel)
     happened: Counter[str] = field(default_factory=Counter[str])
     trace: list[str] = field(default_factory=list[str])
     hangs: float = 0.0  # the probability that a tool hangs
-    blows: int = 0
+    troubled: int = 0  # rounds with trouble so far
     is_stormy: bool = False  # whether the store fails at times in this round
     calm_from: float = 0.0  # when the last outage ends
     living: list[Process] = field(default_factory=list[Process])
@@ -167,9 +167,7 @@ class Simulation(Trial):
             others.append(asyncio.create_task(self._rival(main)))
         report = await main
         await asyncio.gather(*others)
-        if self.run_id is None:
-            runs = await self.store.runs(limit=1)
-            self.run_id = runs[0].id if runs else None
+        await self.find_run()
         await asyncio.sleep(self.chance.choice((0, 1, 60)))
         return report
 
@@ -202,7 +200,7 @@ class Simulation(Trial):
         try:
             async with PlanStore(STORE_URL) as store:
                 self.stores[process] = store
-                run = await perform(order, store, tools=TOOLS, model=self.model, lines=self.world.lines)
+                run = await perform(order, store, tools=TOOLS, model=self.model, lines=HERE.lines)
         except Exception as error:
             return Report(error=type(error).__name__, message=str(error))
         return Report("none" if run is None else run.status.value)
@@ -232,9 +230,9 @@ class Simulation(Trial):
     def _next_strike(self) -> Strike | None:
         """Decide what troubles the next round."""
         self.database.troubles, self.hangs, self.is_stormy = 0.0, 0.0, self.loop.time() < self.calm_from
-        if self.blows >= MAX_BLOWS:
+        if self.troubled >= MAX_TROUBLED:
             return None
-        self.blows += 1
+        self.troubled += 1
         if self.chance.random() < 0.3:
             self.database.troubles, self.is_stormy = self.chance.choice((0.02, 0.1, 0.3)), True
         if self.chance.random() < 0.15:
@@ -269,7 +267,7 @@ class Simulation(Trial):
         refuse_if_over()
         self._note(process, f"{point} {detail}")
         strike = self.strikes.get(process)
-        if strike is None or strike.fault is None or strike.fault.point != point or strike.fault.detail not in (None, detail):
+        if strike is None or strike.fault is None or not strike.fault.is_at(point, detail):
             return
         strike.seen += 1
         if strike.seen == strike.fault.number:
@@ -313,7 +311,7 @@ class Simulation(Trial):
 
     def lines(self) -> list[Line]:
         """Return the effects of the run."""
-        return [line for line in self.world.lines if line.run == self.run_id]
+        return [line for line in HERE.lines if line.run == self.run_id]
 
     def model_calls(self) -> list[ModelCall]:
         """Return the calls of the model."""
@@ -321,7 +319,7 @@ class Simulation(Trial):
 
     def is_expected(self, report: Report) -> bool:
         """Return whether the product may raise this error in this round."""
-        if report.error == RunConflictError.__name__ or (report.error == LeaseLostError.__name__ and self.blows):
+        if report.error == RunConflictError.__name__ or (report.error == LeaseLostError.__name__ and self.troubled):
             return True
         return super().is_expected(report) or (report.error in (StoreError.__name__, TransientStoreError.__name__) and self.is_stormy)
 
@@ -435,7 +433,7 @@ class _Clock:
     def read(self) -> str:
         """Return the time as SQLite stores it."""
         now = START if self.server is None else self.server.now()
-        return now.strftime("%Y-%m-%d %H:%M:%S.%f")
+        return sqlite_text(now)
 
 
 _clock = _Clock()

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.store.database import sqlite
+from plan_adapter.store.database.columns import sqlite_text
 from plan_adapter.store.store import PlanStore
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class StoreMachine(RuleBasedStateMachine):
     def read_clock(self) -> str:
         """Return the time as SQLite stores it. Each reading is a microsecond later, so that no two records have the same time."""
         self.time += timedelta(microseconds=1)
-        return self.time.strftime("%Y-%m-%d %H:%M:%S.%f")
+        return sqlite_text(self.time)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`."""

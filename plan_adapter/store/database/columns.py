@@ -98,8 +98,13 @@ SQLITE_NOW = "plan_store_now"
 
 
 def sqlite_now() -> str:
-    """Return the time in UTC in the format in which SQLAlchemy stores a DateTime on SQLite."""
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    """Return the time in UTC, as SQLite stores it."""
+    return sqlite_text(datetime.now(UTC))
+
+
+def sqlite_text(at: datetime) -> str:
+    """Return `at`, which is in UTC, in the format in which SQLAlchemy stores a DateTime on SQLite."""
+    return at.strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 @compiles(database_now, "sqlite")

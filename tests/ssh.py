@@ -46,6 +46,30 @@ Host web-1 127.0.0.1
 """
 
 
+HOST = "web-1"
+"""What the SSH config calls the server."""
+
+NASTY = [
+    "",
+    "a b",
+    "it's",
+    '"$HOME"',
+    "$(id)`id`\\",
+    "line\nline\n",
+    "-n",
+    "中文 \U0001f600",
+    "*?[a]~ & | ; # !",
+    "\\n\\0",
+    "\t\x01\x7f\x81",
+    "%s @CALL@",
+]
+"""Texts that have to reach a host exactly."""
+
+_NAMES = (["dash"], ["bash", "--posix"], ["busybox", "sh"], ["ksh"], ["mksh"])
+SHELLS = [[found, *words] for name, *words in _NAMES if (found := shutil.which(name))]
+"""The commands of the POSIX shells of this machine."""
+
+
 @dataclass(frozen=True)
 class SshServer:
     """A running server that the SSH config `config` calls `web-1`, and the folder in which it keeps the records of calls."""
@@ -129,6 +153,13 @@ def ssh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
         server.end_sessions()
         process.terminate()
         process.wait()
+
+
+@pytest.fixture
+def server(ssh_server: SshServer, monkeypatch: pytest.MonkeyPatch) -> SshServer:
+    """Return the server, with the configuration that reaches it."""
+    monkeypatch.setenv("PLAN_ADAPTER_SSH_CONFIG", str(ssh_server.config))
+    return ssh_server
 
 
 def _wait_until_it_listens(server: SshServer) -> None:

@@ -36,6 +36,8 @@ from plan_adapter.model.values import DURATION, join, milliseconds
 
 FIRST_PARAMETERS: Mapping[str, str] = {
     "bash": "command",
+    "copy_from": "host",
+    "copy_to": "host",
     "http_get": "url",
     "http_send": "url",
     "python": "function",

@@ -74,8 +74,12 @@ def _paths(tool_name: str, parameters: Mapping[str, JsonValue]) -> Iterator[tupl
         yield "cwd", str(parameters.get("cwd") or "/")
     if tool_name in ("sql_query", "sql_execute") and isinstance(url, str) and url.startswith("sqlite:///"):
         yield "url", url.removeprefix("sqlite:///")
-    if tool_name in ("read_file", "write_file"):
-        yield "path", str(parameters.get("path") or "/")
+    if local := _FILE_PARAMETERS.get(tool_name):
+        yield local, str(parameters.get(local) or "/")
+
+
+_FILE_PARAMETERS = {"read_file": "path", "write_file": "path", "copy_to": "path", "copy_from": "to"}
+"""The parameter of each tool that is a path in the files folder."""
 
 
 def _is_relative(path: str) -> bool:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from pydantic import JsonValue
 from typing_extensions import TypedDict
@@ -21,10 +22,11 @@ from plan_adapter.tools.tool import tool
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def read_below(root: Path, place: Path, *, limit: int) -> bytes:
-    """Return the content of the file at `place`, below `root`. Both must be free of links and of `..`: nothing here refuses `..`.
+@contextmanager
+def open_below(root: Path, place: Path) -> Generator[IO[bytes]]:
+    """Yield the open file at `place`, below `root`. Both must be free of links and of `..`: nothing here refuses `..`.
 
-    Raises OSError, and ToolError for anything that is not a regular file or has more bytes than `limit`.
+    Raises OSError, and ToolError for anything that is not a regular file.
     """
     with _open_folder(root, place, create_mode=None) as folder:
         # Non-blocking, because opening a named pipe would wait for its writer forever.
@@ -33,16 +35,39 @@ def read_below(root: Path, place: Path, *, limit: int) -> bytes:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise ToolError(f"{place} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
-        if status.st_size > limit:
-            raise ToolError(f"{place} has {status.st_size} bytes; the limit is {limit}; pass on its path instead")
         with os.fdopen(file, "rb", closefd=False) as opened:
-            return opened.read(limit)
+            yield opened
     finally:
         os.close(file)
 
 
+@contextmanager
+def cannot(what: str) -> Generator[None]:
+    """Raise a ToolError that starts with `what` for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise ToolError(f"{what}: {error.strerror}") from error
+
+
+def read_below(root: Path, place: Path, *, limit: int) -> bytes:
+    """Return the content of the file at `place`, as `open_below` finds it. Raises ToolError if it has more bytes than `limit`."""
+    with open_below(root, place) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise ToolError(f"{place} has {size} bytes; the limit is {limit}; pass on its path instead")
+        return file.read(limit)
+
+
 def write_below(root: Path, place: Path, content: bytes, *, mode: int | None = None, folder_mode: int = 0o777) -> None:
-    """Write `content` to the file at `place`, below `root`, atomically and durably.
+    """Write `content` to the file at `place`, as `replace_below` does."""
+    with replace_below(root, place, mode=mode, folder_mode=folder_mode) as file:
+        file.write(content)
+
+
+@contextmanager
+def replace_below(root: Path, place: Path, *, mode: int | None = None, folder_mode: int = 0o777) -> Generator[IO[bytes]]:
+    """Yield a new file that takes the place of the one at `place`, below `root`, atomically and durably, unless an exception is raised.
 
     Both must be free of links and of `..`: nothing here refuses `..`.
 
@@ -55,13 +80,13 @@ def write_below(root: Path, place: Path, content: bytes, *, mode: int | None = N
         kept = found if mode is None else mode
         partial = f".{uuid.uuid4().hex}.partial"
         file = os.open(
-            partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666 if mode is None else mode, dir_fd=folder
+            partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666 if mode is None else mode, dir_fd=folder
         )
         try:
-            with os.fdopen(file, "wb") as opened:
+            with os.fdopen(file, "w+b") as opened:
                 if kept is not None:
                     os.fchmod(file, kept)
-                opened.write(content)
+                yield opened
                 opened.flush()
                 os.fsync(file)
             os.replace(partial, place.name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -141,20 +166,19 @@ def read_file(path: str) -> FileContent:
     Args:
         path: A path in the files folder (`PLAN_ADAPTER_FILES_ROOT`; default: the current folder).
     """
-    root, place = _resolve_path(path)
-    try:
+    root, place = resolve_path(path)
+    with cannot(f"{path} cannot be read in {root}"):
         content = read_below(root, place, limit=READ_LIMIT)
+    try:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise ToolError(f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}") from error
-    except OSError as error:
-        raise ToolError(f"{path} cannot be read in {root}: {error.strerror}") from error
     return {**_file_result(place, content), "text": text}
 
 
 def simulate_write(path: str, content: JsonValue) -> Simulation:
     """Show how a file would change, and return what `write_file` would."""
-    _, place = _resolve_path(path)
+    _, place = resolve_path(path)
     encoded = _encode(content)
     old = read_file(path)["text"] if place.exists() else ""
     changes = difflib.unified_diff(old.splitlines(), encoded.decode().splitlines(), f"{path} (now)", f"{path} (new)", lineterm="")
@@ -171,12 +195,10 @@ def write_file(path: str, content: JsonValue) -> WrittenFile:
         path: A path in the files folder (`PLAN_ADAPTER_FILES_ROOT`; default: the current folder).
         content: The new content. Text is written as it is, in UTF-8; any other value as indented JSON.
     """
-    root, place = _resolve_path(path)
+    root, place = resolve_path(path)
     encoded = _encode(content)
-    try:
+    with cannot(f"{path} cannot be written in {root}"):
         write_below(root, place, encoded)
-    except OSError as error:
-        raise ToolError(f"{path} cannot be written in {root}: {error.strerror}") from error
     return _file_result(place, encoded)
 
 
@@ -188,7 +210,7 @@ def _file_result(place: Path, content: bytes) -> WrittenFile:
     return {"path": str(place), "size": len(content), "digest": "sha256:" + hashlib.sha256(content).hexdigest()}
 
 
-def _resolve_path(path: str) -> tuple[Path, Path]:
+def resolve_path(path: str) -> tuple[Path, Path]:
     """Return the root folder and the resolved `path`, both without links. Raises ToolError unless the path is below the root."""
     try:
         root = (Settings().files_root or Path.cwd()).expanduser().resolve()

@@ -41,17 +41,24 @@ class CommandResult:
 
 
 async def run_group(
-    argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None, context: ToolContext
+    argv: Sequence[str],
+    *,
+    cwd: str | None,
+    env: Mapping[str, str],
+    stdin: IO[bytes] | str | None,
+    stdout: IO[bytes] | None = None,
+    context: ToolContext,
 ) -> CommandResult:
     """Run a command to its end, and log its output lines to the step's log. Raises ToolError if it cannot be started.
 
-    The record names the process and its host, so that a command that outlives its run is found.
+    The record names the process and its host, so that a command that outlives its run is found. With `stdout`, a file takes what the
+    command prints, and the result does not have it.
 
     On cancellation, it ends the whole group before it returns: SIGTERM, then SIGKILL. If the command ends by itself, processes that it left
     in the background are not touched.
     """
     marker = {} if context.commands is None else {MARKER: context.commands.command_marker}
-    process = _start(argv, cwd=cwd, env={**env, **marker}, stdin=stdin)
+    process = _start(argv, cwd=cwd, env={**env, **marker}, stdin=stdin, stdout=stdout)
     if context.commands is not None:
         reached("command-started", context.commands.command_marker)
         context.commands.command_started(process.pid)
@@ -67,7 +74,8 @@ async def run_group(
     finally:
         for output in outputs:
             output.close()
-    return CommandResult(exited.result(), *(output.text for output in outputs))
+    *printed, errors = (output.text for output in outputs)
+    return CommandResult(exited.result(), "".join(printed), errors)
 
 
 class RedactedText:
@@ -172,17 +180,20 @@ class Output:
         return f"{self._beginning}\n… {self._dropped} characters left out …\n{self._end}"
 
 
-def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None) -> subprocess.Popen[bytes]:
+def _start(
+    argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: IO[bytes] | str | None, stdout: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
     command = argv[0]
     try:
         # A file instead of a pipe: nothing has to be written while the command runs, and a command that reads nothing blocks nothing.
         with tempfile.TemporaryFile() as input_file:
-            input_file.write((stdin or "").encode())
-            input_file.seek(0)
+            if isinstance(stdin, str):
+                input_file.write(stdin.encode())
+                input_file.seek(0)
             return subprocess.Popen(  # noqa: S603  # an argv, no shell
                 argv,
-                stdin=input_file if stdin is not None else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdin=subprocess.DEVNULL if stdin is None else input_file if isinstance(stdin, str) else stdin,
+                stdout=subprocess.PIPE if stdout is None else stdout,
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 cwd=cwd,

@@ -184,6 +184,7 @@ def _entry_points() -> Iterator[object]:
 
 def _builtins() -> tuple[Callable[..., object], ...]:
     # These build the schemas of their tools when they are imported.
+    from plan_adapter.tools.copies import copy_from, copy_to
     from plan_adapter.tools.deployment import run_deployment
     from plan_adapter.tools.files import read_file, write_file
     from plan_adapter.tools.http import http_get, http_send
@@ -192,4 +193,5 @@ def _builtins() -> tuple[Callable[..., object], ...]:
     from plan_adapter.tools.sql import sql_execute, sql_query
     from plan_adapter.tools.ssh import ssh
 
-    return (http_get, http_send, run_command, bash, ssh, sql_query, sql_execute, read_file, write_file, python, run_deployment)
+    commands, files = (run_command, bash, ssh), (read_file, write_file, copy_to, copy_from)
+    return (http_get, http_send, *commands, sql_query, sql_execute, *files, python, run_deployment)

@@ -151,6 +151,63 @@ _END = r"""
     ! pa_is_alive || kill -KILL "-$pa_pid"
 """
 
+_DIGEST = r"""
+# Print the SHA-256 of the file $1.
+pa_digest() {
+    if command -v sha256sum >/dev/null; then
+        set -- "$(sha256sum <"$1")"
+    elif command -v shasum >/dev/null; then
+        set -- "$(shasum -a 256 <"$1")"
+    elif command -v openssl >/dev/null; then
+        set -- "$(openssl dgst -sha256 -r <"$1")"
+    else
+        echo "there is no command sha256sum, shasum or openssl" >&2
+        return 1
+    fi
+    echo "${1%% *}"
+}
+"""
+
+_RECEIVE = r"""
+    pa_path=@PATH@
+    pa_new=@FOLDER@/.plan_adapter.@CALL@.$$
+    pa_mode=@MODE@
+    if [ -d "$pa_path" ]; then
+        echo "it is a folder" >&2
+        exit 1
+    fi
+    (umask "$pa_mask" && mkdir -p @FOLDER@) || exit 1
+    trap 'rm -f "$pa_new"' EXIT
+    trap 'exit 1' HUP INT TERM PIPE
+    if [ -f "$pa_path" ] && [ ! -L "$pa_path" ]; then
+        # The copy has the owner of the old file, if this account may set it.
+        cp -p "$pa_path" "$pa_new" && chmod u+w "$pa_new" || exit 1
+        [ -n "$pa_mode" ] || pa_mode=$(stat -c %a "$pa_path" 2>/dev/null || stat -f %Mp%Lp "$pa_path") || exit 1
+    elif [ -z "$pa_mode" ]; then
+        (umask "$pa_mask"; : >"$pa_new") || exit 1
+    fi
+    cat >"$pa_new" || exit 1
+    pa_found=$(pa_digest "$pa_new") || exit 1
+    if [ "$pa_found" != @DIGEST@ ]; then
+        echo "it did not arrive whole" >&2
+        exit 1
+    fi
+    [ -z "$pa_mode" ] || chmod "$pa_mode" "$pa_new" || exit 1
+    sync "$pa_new" 2>/dev/null
+    mv -f "$pa_new" "$pa_path" && echo "@PREFIX@copied"
+"""
+
+_SEND = r"""
+    pa_path=@PATH@
+    if [ ! -f "$pa_path" ]; then
+        if [ -e "$pa_path" ]; then echo "it is not a regular file"; else echo "there is no such file"; fi >&2
+        exit 1
+    fi
+    pa_found=$(pa_digest "$pa_path") || exit 1
+    echo "@PREFIX@$pa_found" >&2
+    exec cat "$pa_path"
+"""
+
 
 _SCRIPT = """sh -e -c 'pa_script=$(cat "$1"); shift; eval "$pa_script"' script "$pa_call/script\""""
 """Runs the script as `sh FILE` does, but its errors start with `script: 3:` in place of the path of the file."""
@@ -208,6 +265,23 @@ def read_program(call: str) -> str:
 def end_program(call: str) -> str:
     """Return the program that ends the command of `call` with all its processes: SIGTERM, then SIGKILL."""
     return _program(_END, call)
+
+
+def receive_program(call: str, path: str, *, mode: str | None, digest: str) -> str:
+    """Return the program that reads a file from stdin and puts it at `path` if it has the SHA-256 `digest`. It prints `copied`."""
+    path = _path(path)
+    folder = path.rpartition("/")[0] or "/"
+    return _program(_DIGEST + _RECEIVE, call, PATH=quote(path), FOLDER=quote(folder), MODE=quote(mode or ""), DIGEST=quote(digest))
+
+
+def send_program(path: str) -> str:
+    """Return the program that prints the file at `path`, and before it, to stderr, its SHA-256."""
+    return _program(_DIGEST + _SEND, "-", PATH=quote(_path(path)))
+
+
+def _path(path: str) -> str:
+    """Return a path on a host as no command can take it for an option."""
+    return path if path.startswith("/") else f"./{path}"
 
 
 def quote(text: str) -> str:

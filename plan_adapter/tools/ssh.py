@@ -8,13 +8,13 @@ from pydantic import Field
 from plan_adapter.model.errors import ToolError
 from plan_adapter.tools import processes
 from plan_adapter.tools.probing import Done, Failed, NotDone, ProbeAnswer, Simulation
-from plan_adapter.tools.remote_calls import RemoteCall, Target
+from plan_adapter.tools.remote_calls import RemoteCall
 from plan_adapter.tools.remote_programs import RemoteCommand
 from plan_adapter.tools.shell import Argument, CommandResult, require_success, simulation_of, text_of, texts_of
+from plan_adapter.tools.ssh_connection import Port, Target, refuse_secrets
 from plan_adapter.tools.tool import ToolContext, tool
 
 Argv: TypeAlias = Annotated[list[Argument], Field(min_length=1)] | None
-Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)] | None
 
 
 class RemoteResult(CommandResult):
@@ -89,9 +89,7 @@ async def ssh(
         stdin: The text that it reads. Nothing by default.
     """
     target, words = Target(host, user, port, jump), _words(argv, script)
-    for text in [*target.texts(), *(words or [])]:
-        if context.redact(text) != text:
-            raise ToolError("process lists show `argv`, `host`, `user` and `jump`, so they may hold no secret: pass it with env or stdin")
+    refuse_secrets(words or (), context)
     command = RemoteCommand(argv=words, script=script, env=texts_of(env), cwd=cwd, stdin=stdin)
     return _result(target, argv, await RemoteCall(target, context).run(command))
 

@@ -440,7 +440,7 @@ def _check_time_limits(plans: Sequence[ExecutionPlan], calls: Sequence[Call], fi
         findings.warn("no-timeout", endless[0].at, message, "write `step_timeout_ms` in `options`, or `timeout: 5m` in the step")
 
 
-_COMMANDS = ("run_command", "bash", "ssh")
+_COMMANDS = ("run_command", "bash", "ssh", "copy_to", "copy_from")
 """The built-in tools that run a command, which only a time limit ends."""
 
 _NAMED_CALLS = 3

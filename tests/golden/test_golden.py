@@ -78,9 +78,12 @@ def _with_argument(text: str) -> str:
 
 def _parsed(line: str) -> Any:
     try:
-        return json.loads(re.sub(r": <\w+>", ": 0", line))
+        parsed = json.loads(re.sub(r": <\w+>", ": 0", line))
     except ValueError:  # a document
         return line
+    if isinstance(parsed, dict) and parsed.get("code") == "unknown-tool":  # its hint lists tools, and there may be new ones
+        del parsed["hint"]
+    return parsed
 
 
 def _common(value: Any, golden: Any) -> Any:

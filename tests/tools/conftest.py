@@ -5,6 +5,9 @@ from dataclasses import replace
 import pytest
 
 from plan_adapter.tools.tool import ToolContext
+from tests.ssh import server
+
+__all__ = ["server"]
 
 logger = logging.getLogger("tests.tools.step")
 

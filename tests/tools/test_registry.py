@@ -53,6 +53,8 @@ def test_a_subset_contains_only_the_named_tools() -> None:
 def test_the_built_in_tools_and_their_effects() -> None:
     assert {known.name: known.effect for known in ToolRegistry.with_builtins([offered.plain])} == {
         "bash": "write",
+        "copy_from": "idempotent_write",
+        "copy_to": "idempotent_write",
         "http_get": "read",
         "http_send": "write",
         "plain": "write",

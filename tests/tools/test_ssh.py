@@ -4,7 +4,6 @@ import asyncio
 import getpass
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -36,35 +35,11 @@ from plan_adapter.tools.shell import run_command
 from plan_adapter.tools.ssh import find_call, simulate_ssh, ssh
 from tests.guide import GUIDE
 from tests.processes import Program
-from tests.ssh import SshServer
+from tests.ssh import HOST, NASTY, SHELLS, SshServer
 from tests.tools.test_shell import Lines, is_alive
-
-HOST = "web-1"
-
-NASTY = [
-    "",
-    "a b",
-    "it's",
-    '"$HOME"',
-    "$(id)`id`\\",
-    "line\nline\n",
-    "-n",
-    "中文 \U0001f600",
-    "*?[a]~ & | ; # !",
-    "\\n\\0",
-    "\t\x01\x7f\x81",
-    "%s @CALL@",
-]
 
 WAITS = 'echo $$ >"$FOLDER/begun"; while [ ! -e "$FOLDER/release" ]; do sleep 0.02; done'
 """A script that names its process, and ends once it is released."""
-
-
-@pytest.fixture
-def server(ssh_server: SshServer, monkeypatch: pytest.MonkeyPatch) -> SshServer:
-    """Return the server, with the configuration that reaches it."""
-    monkeypatch.setenv("PLAN_ADAPTER_SSH_CONFIG", str(ssh_server.config))
-    return ssh_server
 
 
 @pytest.fixture
@@ -246,7 +221,7 @@ async def test_secrets_are_in_no_process_list_of_either_side(server: SshServer, 
     redactor = Redactor()
     redactor.add(secret)
     context = replace(context, redaction=redactor)
-    with pytest.raises(ToolError, match="pass it with env or stdin"):
+    with pytest.raises(ToolError, match="a command gets one with env or stdin"):
         await ssh(HOST, context, argv=["echo", f"--token={secret}"])
     script = f'{WAITS}; echo "$TOKEN"; cat'
     running = asyncio.ensure_future(
@@ -416,9 +391,6 @@ async def test_the_plan_of_the_guide_works(server: SshServer, tmp_path: Path, mo
 
 
 # Other shells, without a connection
-
-NAMES = (["dash"], ["bash", "--posix"], ["busybox", "sh"], ["ksh"], ["mksh"])
-SHELLS = [[found, *words] for name, *words in NAMES if (found := shutil.which(name))]
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: Path(shell[0]).name)

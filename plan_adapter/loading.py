@@ -102,6 +102,7 @@ def _read(source: PlanSource) -> "tuple[ExecutionPlan, list[UnpinnedStep]]":
         raise InvalidPlanError(problems)
     file = plan._file  # pyright: ignore[reportPrivateUsage]  # the path of the document, set by its reader
     keep_history(plan, source="a document" if file is None else Path(file).name)
+    pin_hosts(plan)
     return plan, pin_files(plan)
 
 
@@ -123,6 +124,15 @@ class UnpinnedStep:
     outer_plans: "tuple[ExecutionPlan, ...]"
     step: "Step"
     at: str  # the path of its `plan` in the innermost of these plans
+
+
+def pin_hosts(plan: ExecutionPlan) -> None:
+    """Read the inventory that `plan` names, relative to the file of its document. Its problems become those of the document."""
+    if not isinstance(plan.hosts, str):
+        return
+    file = plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    plan.hosts, problems = documents.read_inventory(Path(file or "plan").resolve().parent / plan.hosts)
+    plan._problems = (*plan._problems, *problems)  # pyright: ignore[reportPrivateUsage]  # as the reader does
 
 
 def pin_files(plan: ExecutionPlan, *, read: PlanReader = documents.read_file) -> list[UnpinnedStep]:

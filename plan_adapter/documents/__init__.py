@@ -18,6 +18,7 @@ from plan_adapter.model.values import find_bad_values
 if TYPE_CHECKING:
     from plan_adapter.documents.reading import TypedFile
     from plan_adapter.documents.typed import M
+    from plan_adapter.model.inventory import HostGroup
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -109,6 +110,13 @@ def read_file(path: str | Path) -> tuple[ExecutionPlan | None, list[Problem]]:
     from plan_adapter.documents.reading import read_path
 
     return read_path(Path(path))
+
+
+def read_inventory(path: Path) -> "tuple[dict[str, HostGroup], list[Problem]]":
+    """Return the groups of hosts in an inventory and every problem: YAML for `.yaml`, `.yml` and `.json`, else Ansible's INI."""
+    from plan_adapter.documents.reading import read_inventory
+
+    return read_inventory(path)
 
 
 def read_mapping(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem]]:

@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeAlias
+from typing import ClassVar, Generic, TypeAlias
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
+from plan_adapter.documents.host_groups import expand_groups, ini_groups
 from plan_adapter.documents.json_text import read_json
 from plan_adapter.documents.nodes import Node, UnreadableError, shorten_path
 from plan_adapter.documents.shorthand import expand
 from plan_adapter.documents.typed import Fields, M, Typed, locate, read
 from plan_adapter.documents.yaml_text import read_yaml
 from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.inventory import HostGroup
 from plan_adapter.model.options import DocumentModel
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
@@ -161,6 +163,32 @@ def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
         return read_text(_read_content(path), str(path))
     except UnreadableError as error:
         return None, [replace(error.problem, file=str(path))]
+
+
+class _InventoryFile(DocumentModel):
+    """The hosts of an inventory."""
+
+    noun: ClassVar[str] = "an inventory"
+    start_hint: ClassVar[str] = "name groups with their hosts, as in `web: {hosts: {web-1: {}}}`"
+
+    hosts: dict[str, HostGroup] = Field(default_factory=dict)
+
+
+def read_inventory(path: Path) -> tuple[dict[str, HostGroup], list[Problem]]:
+    """Return the groups in the inventory at `path` and every problem. `.yaml`, `.yml` and `.json` are YAML, and anything else is INI."""
+    try:
+        text = _read_content(path).removeprefix("\ufeff")
+        if path.suffix.lower() in (".yaml", ".yml", ".json"):
+            groups, problems = _read_tree(text, str(path), aliases=True, model=_InventoryFile)
+        else:
+            groups, problems = ini_groups(text), []
+    except UnreadableError as error:
+        return {}, [replace(error.problem, at="hosts", file=str(path))]
+    root = Node(1, 1, {"hosts": groups})
+    twice = expand_groups(groups)
+    problems += [Problem("bad-hosts", at=at, line=node.line, column=node.column, message=message) for node, at, message in twice]
+    typed = read(root, _InventoryFile, refused={problem.at for problem in problems})
+    return typed.value.hosts, _in_text_order([*problems, *typed.problems], str(path))
 
 
 def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem]]:

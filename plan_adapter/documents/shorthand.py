@@ -25,6 +25,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from plan_adapter.documents.host_groups import expand_groups
 from plan_adapter.documents.nodes import Node
 from plan_adapter.documents.typed import spellings
 from plan_adapter.documents.wording import FOREIGN_WORDS
@@ -99,6 +100,9 @@ class _Expansion:
             around.env = self._env(env, "env")
         if (defaults := self._pop(entries, "defaults")) is not None:
             around.defaults = self._defaults(defaults)
+        if (hosts := _named(entries, "hosts", ExecutionPlan)) is not None:
+            for node, at, message in expand_groups(hosts):
+                self._report("bad-hosts", node, at, message)
         self._options(entries)
         if (order := self._pop(entries, "order")) is not None:
             self._order(order, "order", _named(entries, "steps", ExecutionPlan))

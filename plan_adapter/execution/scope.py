@@ -86,7 +86,8 @@ class RunScope:
     def variables(self, *, item: JsonValue = None, result: JsonValue = None, secrets: Mapping[str, str] | None = None) -> Variables:
         """Return what an expression can use now. Pass `secrets` only for what goes to a tool."""
         inputs = self.approved.bound.inputs if self.inputs is None else self.inputs
-        return Variables(self.values, inputs, item, result, secrets or {}, self.end, may_be_unknown=self.assume is not None)
+        hosts = self.approved.bound.hosts if self.inputs is None else dict[str, JsonValue]()
+        return Variables(self.values, inputs, item, result, secrets or {}, self.end, hosts, may_be_unknown=self.assume is not None)
 
     def keep_value(self, step: StepRun) -> None:
         """Let expressions of the step's own plan use how `step` ended."""

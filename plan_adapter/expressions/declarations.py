@@ -8,6 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 from plan_adapter.expressions.cel import words_of_kind
 from plan_adapter.expressions.references import EACH, Path, format_path
 from plan_adapter.expressions.shape import ANYTHING, NoMemberError, Shape, list_of, shape_of_type
+from plan_adapter.model.inventory import Inventory, PatternError
 from plan_adapter.model.problems import did_you_mean
 
 Expected: TypeAlias = Literal["bool", "list"]
@@ -21,6 +22,7 @@ NAME_HINTS: Mapping[str, str] = {
     "steps": "name a step and its member: steps.<id>.result",
     "inputs": "name an input: inputs.<name>",
     "secrets": "name a secret: secrets.<name>",
+    "hosts": "name hosts or groups in quotes: hosts('web:!web-3')",
     "True": "CEL writes `true`",
     "False": "CEL writes `false`",
     "None": "CEL writes `null`",
@@ -42,6 +44,20 @@ _RUN_MEMBERS = {
     "rolled_back": list_of(_TEXT),
     "not_rolled_back": list_of(_TEXT),
 }
+_HOST = Shape(
+    "map",
+    fields={
+        "name": _TEXT,
+        "host": _TEXT,
+        "user": Shape("string", is_optional=True),
+        "port": Shape("int", is_optional=True),
+        "jump": Shape("string", is_optional=True),
+        "groups": list_of(_TEXT),
+        "vars": Shape("map"),
+    },
+)
+"""A host of `hosts('web')`."""
+
 _NON_JSON_TYPES = ("bytes", "duration", "timestamp", "type")
 
 
@@ -70,6 +86,7 @@ class Declarations:
     inputs: Mapping[str, TypedInput]
     group_of_step: Mapping[str, str] = field(default_factory=dict[str, str])  # steps of groups that only their group sees: id -> group
     results: Mapping[str, Shape] = field(default_factory=dict[str, Shape])  # what is known of the results of steps
+    hosts: Inventory | None = None  # None: the plan has none
     own_result: Shape = ANYTHING  # what is known of `result`
     own_item: Shape = ANYTHING  # what is known of `item`
     item: bool = False
@@ -96,6 +113,8 @@ def shape_of(path: Path, declared: Declarations) -> Shape:
             shape, at = _shape_of_input(path, declared.inputs), 2
         case "secrets":
             shape, at = _shape_of_secret(path, declared), 2
+        case "hosts":
+            shape, at = _shape_of_hosts(path, declared.hosts), 2
         case "run" if declared.run:
             shape, at = _shape_of_run(path), 2
         case "item" if declared.item:
@@ -115,7 +134,7 @@ def shape_of(path: Path, declared: Declarations) -> Shape:
 def check_members(paths: Iterable[Path], declared: Declarations) -> None:
     """Raise RefusedError if one of `paths` names something that its value is known not to have."""
     for path in paths:
-        if path[0] in ("steps", "inputs") or (path[0] == "item" and declared.item) or (path[0] == "result" and declared.result):
+        if path[0] in ("steps", "inputs", "hosts") or (path[0] == "item" and declared.item) or (path[0] == "result" and declared.result):
             shape_of(path, declared)
 
 
@@ -165,6 +184,19 @@ def _shape_of_input(path: Path, inputs: Mapping[str, TypedInput]) -> Shape:
         raise RefusedError("unknown-reference", f"no input is called `{path[1]}`", hint)
     definition = inputs[path[1]]
     return shape_of_type(definition.type, definition.items)
+
+
+def _shape_of_hosts(path: Path, inventory: Inventory | None) -> Shape:
+    if inventory is None:
+        hint = "write them under `hosts` of the plan, and use them in its steps"
+        raise RefusedError("unknown-hosts", f"`{format_path(path[:2])}`: there are no hosts here", hint)
+    try:
+        selected = inventory.select(str(path[1]))
+    except PatternError as error:
+        raise RefusedError("unknown-hosts", f"`{format_path(path[:2])}`: {error}", error.hint) from None
+    if not selected:
+        raise RefusedError("unknown-hosts", f"`{format_path(path[:2])}` gives no host", "name a group that has hosts")
+    return list_of(_HOST)
 
 
 def _shape_of_run(path: Path) -> Shape:

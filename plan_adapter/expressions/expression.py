@@ -51,11 +51,12 @@ class Variables:
     result: JsonValue = None
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     run: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    hosts: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # by pattern
     may_be_unknown: bool = False  # whether values may be `Unknown`: in a dry run
 
     def follow(self, path: Path) -> Any:
         """Return the value at `path`. Raises MissingValueError."""
-        roots = {"steps": self.steps, "inputs": self.inputs, "secrets": self.secrets, "run": self.run}
+        roots = {"steps": self.steps, "inputs": self.inputs, "secrets": self.secrets, "run": self.run, "hosts": self.hosts}
         return follow(path, {**roots, "item": self.item, "result": self.result})
 
 

@@ -24,9 +24,10 @@ _STRING = (
 )
 _MEMBER = rf"(?:\s*(?:\.\s*{_IDENTIFIER}|\[\s*(?:{_PLAIN_STRING}|\d{{1,15}})\s*\]))"
 
-_WHOLE = re.compile(rf"\s*(steps|inputs|secrets|run|item|result)\b({_MEMBER}*)\s*")
-_USE = re.compile(rf"(?:(steps)\b({_MEMBER}{{0,2}})|(inputs|secrets|run)\b({_MEMBER}?))")
-_LONGEST = re.compile(rf"(steps|inputs|run|item|result)\b((?:{_MEMBER}(?!\s*\())*)")
+_HOSTS = rf"hosts\s*\(\s*(?:{_PLAIN_STRING})\s*\)"  # the hosts of a pattern
+_WHOLE = re.compile(rf"\s*((?:steps|inputs|secrets|run|item|result)\b|{_HOSTS})({_MEMBER}*)\s*")
+_USE = re.compile(rf"(?:(steps)\b({_MEMBER}{{0,2}})|(inputs|secrets|run)\b({_MEMBER}?)|({_HOSTS}))")
+_LONGEST = re.compile(rf"((?:steps|inputs|run|item|result)\b|{_HOSTS})((?:{_MEMBER}(?!\s*\())*)")
 _MEMBERS = re.compile(rf"(?:{_MEMBER}(?!\s*\())*")
 _MACRO = re.compile(rf"\s*\.\s*(all|exists|exists_one|filter|map)\s*\(\s*({_IDENTIFIER})\s*,")
 _NAMED_MEMBER = rf"(?:\.\s*{_IDENTIFIER}|\[\s*(?:{_PLAIN_STRING})\s*\])"
@@ -69,9 +70,10 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A use of `steps`, `inputs`, `secrets` or `run` in an expression. `path` covers the part that becomes a variable.
+    """A use of `steps`, `inputs`, `secrets`, `run` or `hosts` in an expression. `path` covers the part that becomes a variable.
 
-    That is `("steps", id, member)`, `("inputs", name)`, `("secrets", name)` or `("run", member)`. In a shorter path, something is missing.
+    That is `("steps", id, member)`, `("inputs", name)`, `("secrets", name)`, `("run", member)` or `("hosts", pattern)`. In a shorter path,
+    something is missing.
     """
 
     path: Path
@@ -121,9 +123,9 @@ def whole_path(code: str) -> Path | None:
 
 
 def references(code: str) -> Iterator[Reference]:
-    """Yield each use of `steps`, `inputs`, `secrets` or `run` outside strings and comments, from left to right."""
+    """Yield each use of `steps`, `inputs`, `secrets`, `run` or `hosts` outside strings and comments, from left to right."""
     for match in _find_uses(code, _USE):
-        yield Reference(_parse_path(match[1] or match[3], match[2] or match[4] or ""), match.start(), match.end())
+        yield Reference(_parse_path(match[1] or match[3] or match[5], match[2] or match[4] or ""), match.start(), match.end())
 
 
 def inputs_in(text: str) -> list[str]:
@@ -186,7 +188,11 @@ def _paths_of_names(code: str, names: Mapping[str, Path]) -> Iterator[Path]:
                 yield receiver
             continue
         position = token.end()
-        if token["name"] in names and before != "." and (members := _MEMBERS.match(code, position)) is not None:
+        if token["name"] == "hosts" and before != "." and (call := _LONGEST.match(code, token.start())) is not None:
+            receiver, receiver_end = _parse_path(call[1], call[2]), call.end()
+            position = receiver_end
+            yield receiver
+        elif token["name"] in names and before != "." and (members := _MEMBERS.match(code, position)) is not None:
             receiver, receiver_end = (*names[token["name"]], *_parse_keys(members[0])), members.end()
             position = receiver_end
             yield receiver
@@ -240,7 +246,11 @@ def hyphenated_word(code: str, start: int) -> str:
 
 def format_path(path: Path) -> str:
     """Return `path` in expression syntax: `steps["my-step"].result.rows[0]`."""
-    return str(path[0]) + "".join(_format_key(key) for key in path[1:])
+    root, *keys = path
+    if root == "hosts" and keys:
+        pattern, *keys = keys
+        root = f"hosts('{pattern}')"
+    return str(root) + "".join(_format_key(key) for key in keys)
 
 
 def follow(path: Path, variables: Mapping[str, object]) -> Any:
@@ -308,7 +318,8 @@ def _find_uses(code: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
 
 
 def _parse_path(root: str, members: str) -> Path:
-    return (root, *_parse_keys(members))
+    pattern = re.search(_PLAIN_STRING, root)  # of `hosts('web')`
+    return (root, *_parse_keys(members)) if pattern is None else ("hosts", pattern[0][1:-1], *_parse_keys(members))
 
 
 def _parse_keys(members: str) -> list[str | int]:

@@ -26,6 +26,7 @@ from plan_adapter.expressions.references import (
     split_expressions,
 )
 from plan_adapter.model.errors import ExpressionError
+from plan_adapter.model.inventory import ON
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import cut, one_line
 from plan_adapter.model.values import MAX_DEPTH, TOO_DEEP, Unknown, join, normalize
@@ -122,6 +123,7 @@ def compile_template(
     paths = {variable.path for expression in expressions for variable in expression.variables}
     steps = frozenset(str(path[1]) for path in paths if path[0] == "steps")
     inputs = frozenset(str(path[1]) for path in (*paths, *compiler.refused) if path[0] == "inputs" and len(path) > 1)
+    inputs |= {ON for path in (*paths, *compiler.refused) if path[0] == "hosts"}
     secrets = frozenset(str(path[1]) for path in paths if path[0] == "secrets")
     return Template(value, expect, compiler.texts, steps, inputs, secrets), compiler.problems
 
@@ -247,9 +249,16 @@ class Prediction:
     The plan is not approved yet, and a short expression could fill the memory. So anything that may exceed `characters` is not evaluated.
     """
 
-    def __init__(self, inputs: Mapping[str, JsonValue] | None, *, item: JsonValue = None, characters: int = MAX_TOTAL_CHARACTERS) -> None:
-        """Start with the full budget of `characters`. An `item` that is known is evaluated as well."""
-        self._variables = Variables(steps={}, inputs=inputs or {}, item=item)
+    def __init__(
+        self,
+        inputs: Mapping[str, JsonValue] | None,
+        *,
+        hosts: Mapping[str, JsonValue] | None = None,
+        item: JsonValue = None,
+        characters: int = MAX_TOTAL_CHARACTERS,
+    ) -> None:
+        """Start with the full budget of `characters`. An `item` that is known is evaluated as well, and so are `hosts`."""
+        self._variables = Variables(steps={}, inputs=inputs or {}, item=item, hosts=hosts or {})
         self._sizes: dict[Path, int] = {("inputs", name): _count_characters(value) for name, value in self._variables.inputs.items()}
         self._sizes |= {} if item is None else {("item",): _count_characters(item)}
         self._budget = characters
@@ -274,6 +283,9 @@ class Prediction:
         if isinstance(part, str):
             return len(part)
         used_paths = [variable.path[:1] if variable.path[0] == "item" else variable.path[:2] for variable in part.variables]
+        for path in used_paths:
+            if path[0] == "hosts" and path not in self._sizes and path[1] in self._variables.hosts:
+                self._sizes[path] = _count_characters(self._variables.hosts[str(path[1])])
         if any(path not in self._sizes for path in used_paths):
             return float("inf")
         size = len(part.source) + sum(self._sizes[path] for path in used_paths)

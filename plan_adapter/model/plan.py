@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Type
 from pydantic import BaseModel, Field, JsonValue, PrivateAttr, ValidationError, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 from uuid_utils import uuid7
 
+from plan_adapter.model.inventory import EVERY, ON, ON_INPUT, HostGroup, HostLists, Inventory
 from plan_adapter.model.language import Language
 from plan_adapter.model.options import (
     EFFECTS,
@@ -114,6 +115,11 @@ ROLLBACK_FAILED_DESCRIPTION = (
 )
 
 
+HOSTS_DESCRIPTION = (
+    "The hosts that `hosts('web')` names in expressions: groups with `hosts`, `children` and `vars` as in Ansible, or the path of an "
+    "inventory, relative to this document."
+)
+HOSTS_SCHEMA: dict[str, Any] = {"type": ["object", "array", "string"], "minLength": 1}
 PERMISSIONS_DESCRIPTION = (
     "The permissions that the tools of the plan get, by the names that tools declare: a list, or one expression over `inputs` that gives "
     "it. A step whose tool needs another one is refused."
@@ -469,6 +475,9 @@ class ExecutionPlan(PlanPart):
     name: str = Field(default="", description="A short name. Defaults to the first line of the description.")
     description: str = Field(description="What the plan does. Approvers read it first.")
     inputs: dict[str, Input] = Field(default_factory=dict, description="The inputs of a run, by name.")
+    hosts: Annotated[dict[str, HostGroup] | str, _either("a mapping of groups, or the path of an inventory")] = Field(
+        default_factory=dict, description=HOSTS_DESCRIPTION, json_schema_extra=HOSTS_SCHEMA
+    )
     options: ExecutionOptions = Field(default_factory=ExecutionOptions)
     steps: list[Step] = Field(default_factory=list, description="The steps. Each runs once its dependencies have completed.")
     finally_: list[Step] = Field(default_factory=list, alias="finally", description=FINALLY_DESCRIPTION)
@@ -496,8 +505,10 @@ class ExecutionPlan(PlanPart):
     _counted_steps: int = PrivateAttr(default=0)
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Fill in the name and any missing ids."""
+        """Fill in the name and any missing ids. A plan with hosts has an input that says on which of them a run works."""
         self.number_steps()
+        if self.hosts:
+            self.inputs = {**self.inputs, ON: self.inputs.get(ON, ON_INPUT)}
 
     def __eq__(self, other: object) -> bool:
         """Compare what was written. Generated ids, marks and history do not count."""
@@ -512,12 +523,25 @@ class ExecutionPlan(PlanPart):
             document.pop("id", None)
         if self.name == self.default_name:
             document.pop("name", None)
+        if self.hosts and self.inputs.get(ON) == ON_INPUT:
+            document["inputs"] = {name: given for name, given in cast("dict[str, JsonValue]", document["inputs"]).items() if name != ON}
+            if not document["inputs"]:
+                del document["inputs"]
         if self.options.stop_on_error == self.options.continue_on_error:  # neither is the default that follows from the other
             policies = {"stop_on_error": self.options.stop_on_error, "continue_on_error": self.options.continue_on_error}
             document["options"] = {**_document(self.options), **policies}
         if self.options.says_both_of_approval:  # a default that is written to contradict
             document["options"] = {**cast("dict[str, JsonValue]", document.get("options", {})), "require_approval": True}
         return document
+
+    @property
+    def inventory(self) -> Inventory | None:
+        """The hosts of the plan, or None if it has none or its inventory was not read."""
+        return Inventory(self.hosts) if self.hosts and not isinstance(self.hosts, str) else None
+
+    def host_lists(self, inputs: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+        """Return the hosts of a run with `inputs`, by the pattern of `hosts('web')`."""
+        return dict[str, JsonValue]() if (inventory := self.inventory) is None else HostLists(inventory, str(inputs.get(ON, EVERY)))
 
     @property
     def history(self) -> dict[str, JsonValue]:
@@ -824,8 +848,8 @@ def _document(model: BaseModel) -> dict[str, JsonValue]:
                 document[alias] = part
         elif name in ("steps", "finally_"):
             document[alias] = [_document(step) for step in value]
-        elif name in ("inputs", "fields") and not isinstance(model, Step):
-            document[alias] = {key: _document(part) for key, part in value.items()}
+        elif isinstance(value, dict) and any(isinstance(part, BaseModel) for part in cast("dict[str, Any]", value).values()):
+            document[alias] = {key: _document(part) for key, part in cast("dict[str, BaseModel]", value).items()}
         else:
             document[alias] = value
     return document

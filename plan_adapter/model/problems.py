@@ -161,6 +161,8 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "bad-input-definition": "The definition of an input contradicts itself, such as a default that its own pattern refuses.",
         "bad-label": "A label names the items of a step's `for_each`. Write it with `${{ item… }}`, or remove it.",
+        "bad-hosts": "The hosts of a plan cannot be used: names, groups, variables, or the inventory that the plan names.",
+        "unknown-hosts": "An expression, or the input `on`, names a host or a group that the plan does not have, or leaves no host.",
         "bad-run-window": "A run window has a `cron` that cannot be read or never happens, or a `time_zone` that does not exist.",
         "bad-concurrency": "The `key` of `concurrency` is empty, or uses a value that is unknown before the first step. Use only `inputs`.",
         "bad-group": (

@@ -9,9 +9,10 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.model.approvals import Resolution, StandingApproval
+from plan_adapter.model.inventory import Inventory
 from plan_adapter.model.options import ExecutionOptions, Input
 from plan_adapter.model.plan import ExecutionPlan, Step, flattened
-from plan_adapter.model.readable import as_text, code, counted, duration, moment, prose, redacted
+from plan_adapter.model.readable import as_text, code, counted, duration, listed, moment, prose, redacted, words
 from plan_adapter.model.record import AUTHOR, Attempt, PlanRun, Receipt, StartedCommand, StepRun
 from plan_adapter.model.status import Outcome, RunReason, StepStatus
 from plan_adapter.text.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing, sub_plan_facts
@@ -24,6 +25,9 @@ SHOWN_ITEMS = 20
 
 SHOWN_CHARACTERS = 400
 """How much of a result or an error is shown. The store keeps all of it."""
+
+HOSTS_SHOWN = 20
+"""How many hosts of a group are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +143,15 @@ def _dependencies(step: Step, declarations: Declarations, possible: Sequence[str
     return Dependencies(tuple(dict.fromkeys(step.depends_on)), implied)
 
 
+def _hosts_line(inventory: Inventory) -> str:
+    hosts = {name: [words(host) for host in inventory.hosts if host in inventory.members[name]] for name in inventory.groups}
+    return f"- hosts: {', '.join(f'{code(name)} ({listed(found, HOSTS_SHOWN)})' for name, found in hosts.items())}"
+
+
 def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines = [f"# {prose(plan.name)}", "", prose(plan.description), ""]
     lines += [_input_line(name, spec) for name, spec in plan.inputs.items()]
+    lines += [] if (inventory := plan.inventory) is None else [_hosts_line(inventory)]
     lines += [f"- name of a run: {code(plan.run_name)}"] if plan.run_name else []
     lines += [f"- language of its gates and forms: {code(plan.language)}"] if plan.language else []
     lines += [f"- tags: {', '.join(map(code, plan.tags))}"] if plan.tags else []

@@ -215,12 +215,13 @@ class Predictions:
         self._validated = validated
         self._inputs = inputs
         self._sub_plan_inputs = dict[str, dict[str, JsonValue]]()  # by the id of the step that runs the sub-plan
-        self._plan_prediction = Prediction(inputs)
+        self._hosts = dict[str, JsonValue]() if inputs is None else validated.plan.host_lists(inputs)
+        self._plan_prediction = Prediction(inputs, hosts=self._hosts)
 
     def of(self, step: Step, *, item: JsonValue = None) -> Prediction:
         """Return a prediction for the expressions of `step`. `item` is its item, if known."""
         if step.within is None:
-            return self._plan_prediction if item is None else Prediction(self._inputs, item=item)
+            return self._plan_prediction if item is None else Prediction(self._inputs, hosts=self._hosts, item=item)
         return Prediction(self._inputs_of(step.within), item=item)
 
     def _inputs_of(self, step: Step) -> dict[str, JsonValue]:

@@ -184,7 +184,7 @@ def _declarations(
     run: bool = False,
 ) -> Declared:
     """Return what expressions may use, keyed by whether `item`, `result` and `secrets` exist at their place."""
-    plain = Declarations(frozenset(steps), plan.inputs, elsewhere, results, own_item=item, run=run)
+    plain = Declarations(frozenset(steps), plan.inputs, elsewhere, results, plan.inventory, own_item=item, run=run)
     either = (False, True)
     by_place = {
         (item, result, secrets): replace(plain, item=item, result=result, secrets=secrets)

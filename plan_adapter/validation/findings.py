@@ -11,7 +11,11 @@ from plan_adapter.model.problems import Problem, Severity
 _ORDER: Mapping[str, int] = {name: place for place, name in enumerate(dict.fromkeys([*ExecutionPlan.model_fields, *Step.model_fields]))}
 
 _STEPS = r"steps(\[\d+\](\.id)?)?"
-_DECLARING_FIELDS: Mapping[str, str] = {"unknown-step": _STEPS, "unknown-reference": rf"{_STEPS}|inputs(\.[^.]*)?"}
+_DECLARING_FIELDS: Mapping[str, str] = {
+    "unknown-step": _STEPS,
+    "unknown-reference": rf"{_STEPS}|inputs(\.[^.]*)?",
+    "unknown-hosts": r"hosts\b.*",
+}
 """Codes for unknown names, each with the fields that declare such names."""
 
 

@@ -111,6 +111,7 @@ def check_as_sub_plan(plan: ExecutionPlan, findings: Findings) -> None:
     options = plan.options
     for at, has, what in (
         ("finally", bool(plan.finally_), "`finally` steps"),
+        ("hosts", bool(plan.hosts), "hosts"),
         ("concurrency", plan.concurrency is not None, "a concurrency key"),
         ("on_failure", plan.on_failure is not None, "`on_failure`"),
         ("options.run_window", options.run_window is not None, "a run window"),

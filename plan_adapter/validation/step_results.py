@@ -73,7 +73,7 @@ def shape_of_value(value: JsonValue, template: Template) -> Shape:
 
 
 def _shapes_of_outputs(plan: ExecutionPlan, tools: ToolRegistry) -> dict[str, Shape]:
-    declared = Declarations(frozenset(step.id for step in plan.steps), plan.inputs, results=StepResults(plan, tools))
+    declared = Declarations(frozenset(step.id for step in plan.steps), plan.inputs, results=StepResults(plan, tools), hosts=plan.inventory)
     shapes = dict[str, Shape]()
     for name, value in plan.outputs.items():
         template, problems = compile_template(value, declared, at=name)

@@ -14,6 +14,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import approval_digest, plan_digest
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.graph import topological_order, transitive_reduction
+from plan_adapter.model.inventory import ON
 from plan_adapter.model.options import Effect, Runner, is_lower, strongest
 from plan_adapter.model.plan import GOAL, ExecutionPlan, Permissions, Step
 from plan_adapter.model.problems import Problem
@@ -29,6 +30,7 @@ from plan_adapter.validation.created_secrets import CreatedSecrets, check_create
 from plan_adapter.validation.dependencies import Dependencies, check_dependencies
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
+from plan_adapter.validation.hosts import check_hosts, find_bad_limit
 from plan_adapter.validation.inputs import check_definitions, read_values
 from plan_adapter.validation.permissions import (
     check_answerable,
@@ -174,6 +176,11 @@ class BoundPlan:
     inputs: dict[str, JsonValue]
     approval_digest: str
     folder: RunFolder | None = None  # the folder that the run was moved to; also covered by the digest
+
+    @property
+    def hosts(self) -> Mapping[str, JsonValue]:
+        """The hosts of the run, by the pattern of `hosts('web')`."""
+        return self.validated.plan.host_lists(self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +338,7 @@ def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = 
     With `from_text`, the values are command line texts, parsed by the type of their input; arrays and objects are JSON.
     """
     values, problems = read_values(validated.plan.inputs, inputs or {}, from_text=from_text)
-    if problems:
+    if problems := problems or find_bad_limit(validated.plan, validated.for_each.values(), values):
         raise InvalidPlanError(problems)
     bound, problems = decide_permissions(validated, values)
     if problems:
@@ -355,6 +362,7 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
     """Return `fresh`, compiled, and add its problems. `around` are the plans around it, from the innermost."""
     _check_plan(fresh, findings)
     check_definitions(fresh.inputs, findings)
+    check_hosts(fresh, findings)
     calls, plans = check_calls(fresh, tools, findings), (fresh, *around)
     sub_plans = {call.step.id: compiled for call in calls if (compiled := _compile_sub_plan(call, tools, findings, plans)) is not None}
     inner = [call for compiled in sub_plans.values() for call in compiled.own_and_inner_calls]
@@ -449,7 +457,7 @@ _NAMED_CALLS = 3
 
 def _compile_outputs(plan: ExecutionPlan, steps: Iterable[str], results: StepResults, findings: Findings) -> dict[str, Template]:
     """Return the compiled outputs of the plan, which has these `steps`, and add their problems."""
-    declared = Declarations(frozenset(steps), plan.inputs, results=results)
+    declared = Declarations(frozenset(steps), plan.inputs, results=results, hosts=plan.inventory)
     outputs: dict[str, Template] = {}
     for name, value in plan.outputs.items():
         outputs[name], problems = compile_template(value, declared, at=join("outputs", name))
@@ -513,6 +521,9 @@ def _check_inputs_are_used(plan: ExecutionPlan, calls: list[Call], others: Itera
         return
     templates = [*(template for call in calls for template in call.templates.values()), *others]
     used = {name for template in templates for name in template.inputs}
+    if plan.hosts and ON not in used:
+        findings.warn("unused-input", "hosts", "no expression uses the hosts", "use them as in `for_each: ${{ hosts('all') }}`")
+        used.add(ON)
     for name in plan.inputs:
         if name not in used and re.fullmatch(INPUT_NAME, name):
             findings.warn(

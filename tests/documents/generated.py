@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 from pydantic import BaseModel, JsonValue
 
+from plan_adapter.model.inventory import HostGroup
 from plan_adapter.model.language import LANGUAGES
 from plan_adapter.model.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow
 from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
@@ -145,12 +146,14 @@ approvals = every_field(
     remind_after_ms=milliseconds,
     always_execute=names,
 )
+groups_of_hosts = every_field(HostGroup, hosts=st.dictionaries(texts, mappings, max_size=2), children=names, vars=mappings)
 plan_fields: dict[str, st.SearchStrategy] = {
     "version": st.just(1),
     "id": st.just("") | ids,
     "name": texts,
     "description": texts,
     "inputs": st.dictionaries(names_of_inputs, inputs, max_size=2),
+    "hosts": st.dictionaries(texts, groups_of_hosts, max_size=2),
     "options": options,
     "concurrency": optional(every_field(Concurrency, key=texts, when_busy=st.sampled_from(["refuse", "queue", "cancel_older"]))),
     "approval": optional(approvals),

@@ -54,6 +54,7 @@ LOOSE: Mapping[str, Any] = {
 REFUSED: Mapping[str, Any] = {
     "finally": [{"id": "last", "tool_name": "drop"}],
     "concurrency": {"key": "k", "when_busy": "cancel_older"},
+    "hosts": {"web": {"hosts": {"web-1": {}}}},
     "on_failure": "replan",
     "options.run_window": {"cron": "* * * * *", "duration_ms": 60_000},
     "options.total_timeout_ms": 1,

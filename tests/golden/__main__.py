@@ -27,6 +27,7 @@ PLAN_FIELDS: list[dict[str, Any]] = [
     {"outputs": {"text": "${{ steps.a.result.text }}", "n": [1, 2.5, None, True, {"深": "x"}]}},
     {"run_name": "restart 一", "metadata": {"owner": "ana", "since": 2026}},
     {"language": "zh"},
+    {"hosts": {"web": {"hosts": {"web-1": {"host": "10.0.0.1"}, "主机": {}}, "vars": {"role": "web"}}, "prod": {"children": ["web"]}}},
     {"options": {"require_approval": False, "step_timeout_ms": 1000, "total_timeout_ms": 60_000, "finally_timeout_ms": 5000}},
     {"options": {"auto_approve": True, "allow_parallel": True, "max_parallel_steps": 7, "approval_timeout_ms": 9000}},
     {"options": {"continue_on_error": True}},

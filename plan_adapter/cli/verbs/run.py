@@ -13,6 +13,7 @@ from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, tools_of
 from plan_adapter.local.settings import Settings
+from plan_adapter.model.inventory import ON
 from plan_adapter.validation import bind_inputs, validate
 
 
@@ -22,6 +23,7 @@ def run(
     *,
     input: list[str] | None = None,
     inputs: Path | None = None,
+    on: Annotated[str | None, Parameter(name=("--on", "--limit"))] = None,
     tools: list[str] | None = None,
     offline: bool = False,
     on_server: bool = False,
@@ -51,6 +53,7 @@ def run(
             `--on-server`: the name of a deployed runbook.
         input: `name=value`, an input of the run; may be repeated.
         inputs: A JSON or YAML file of inputs; `--input` overrides it.
+        on: The hosts of the run, of those in the plan: `web-1,web-2`, or `web:!web-3`. It is the input `on`.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         offline: Run without Prefect: same steps, same record, no UI.
         on_server: Start the deployment of this runbook, and follow its run.
@@ -62,7 +65,7 @@ def run(
         answer: With `--dry-run`: `step.field=value`, an answer to a question; may be repeated.
         json: Print events as JSON Lines; the last line is the run.
     """
-    given = input_texts(input or [], inputs)
+    given = input_texts([*(input or []), *([f"{ON}={on}"] if on is not None else [])], inputs)
     if dry_run:
         if refused := [name for name, is_given in (("--detach", detach), ("--on-server", on_server), ("--yes", yes)) if is_given]:
             raise UsageError(f"{refused[0]} is for a run, and --dry-run only shows what one would do")

@@ -7,6 +7,7 @@ from pydantic import JsonValue
 
 from plan_adapter.execution.groups import Group, group_result
 from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.item_checks import failed_checks, has_checks
 from plan_adapter.execution.items import Items
 from plan_adapter.execution.ports import AttemptEnd, StepGates
 from plan_adapter.execution.progress import Progress
@@ -34,6 +35,15 @@ class GroupRuns:
             self._calls.begin(state)
         run = self._progress.runs[step.id]
         run.status, run.started_at, run.items = StepStatus.RUNNING, self._scope.recorder.now(), group.items
+        if has_checks(self._scope, step):
+            return self._progress.tasks.spawn(self._check_items(group))
+        return self._advance(group)
+
+    async def _check_items(self, group: Group) -> None:
+        """Start a group with the items for which its tools can be called. The others have failed."""
+        scope = self._scope.of(group.step)
+        for item, why in (await failed_checks(scope, group, self._progress.runs[group.step.id])).items():
+            group.fail(item, why)
         self._advance(group)
 
     def call_ended(self, state: Items, item: int, end: AttemptEnd | None) -> None:

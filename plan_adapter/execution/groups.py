@@ -32,6 +32,7 @@ class _Item:
     halted: str = ""  # why no further step of the item starts
     failure: str = ""  # the first failure, in words
     is_approved: bool = False
+    is_unreachable: bool = False  # a tool cannot be called for it, so none was
     was_rolled_back: bool = False  # its rollback began in an earlier start of the run, so no step of it is called again
     rollback: RollbackReport | None = None  # of the item alone, once that has ended
     held: list[str] = field(default_factory=list[str])  # steps that wait until the item is approved
@@ -118,10 +119,21 @@ class Group:
             if not (halted or self._halt_reason) and self._started - self._ended >= self._max_concurrent:
                 break
             item, self._started = self._started, self._started + 1
-            self._items[item].halted = halted or self._halt_reason
+            self._items[item].halted = self._items[item].halted or halted or self._halt_reason
             self._update(item)
             self._ready += ((item, step_id) for step_id, count in self._items[item].missing.items() if not count)
         return self._ready.popleft() if self._ready else None
+
+    def fail(self, item: int, why: str) -> None:
+        """Fail an item that has not begun. No step of it is called, and it counts among the failed items from now on."""
+        progress = self._items[item]
+        progress.failure, progress.halted, progress.is_unreachable = why, why, True
+        self._count_failure()
+
+    def _count_failure(self) -> None:
+        self._failed += 1
+        if self._failed > self._failures_allowed:
+            self._halt_reason = self._halt_reason or f"{counted(self._failed, 'item')} of `{self.step.id}` failed"
 
     def hold_until_approved(self, item: int, step_id: str) -> bool:
         """Hold a step back if its item, or the group, is not approved yet. Return whether it is held. `approve` or `refuse` releases it."""
@@ -212,10 +224,10 @@ class Group:
         progress = self._items[item]
         if progress.was_rolled_back:
             progress.failure = progress.failure or "it failed in an earlier start of the run"
-        self._failed += bool(progress.failure)
-        if self._failed > self._failures_allowed:
-            self._halt_reason = self._halt_reason or f"{counted(self._failed, 'item')} of `{self.step.id}` failed"
-        if self._rolls_back and progress.failure and all(end.outcome in ("succeeded", "failed") for end in progress.ends):
+        has_failed = bool(progress.failure) and not progress.is_unreachable
+        if has_failed:
+            self._count_failure()
+        if self._rolls_back and has_failed and all(end.outcome in ("succeeded", "failed") for end in progress.ends):
             self._to_roll_back.append(item)
         else:
             self._ended += 1
@@ -255,13 +267,14 @@ class Group:
     @property
     def is_skipped(self) -> bool:
         """Whether no call was made, although there are items."""
-        return not any(progress.ends for progress in self._items) and any(progress.left_out for progress in self._items)
+        has_begun = any(progress.ends or progress.failure for progress in self._items)
+        return not has_begun and any(progress.left_out for progress in self._items)
 
     def summary(self) -> AttemptEnd:
         """Return the end of the group."""
         bad = [end for progress in self._items for end in progress.ends if end.outcome != "succeeded"]
         missing = [progress for progress in self._items if progress.left_out and not progress.failure]
-        if not bad and not missing:
+        if not bad and not missing and not self._failed:
             return AttemptEnd("succeeded", 0)
         texts = [f"{item.label}: {progress.error}" for item, progress in zip(self.items, self._items, strict=True) if progress.failure]
         shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")

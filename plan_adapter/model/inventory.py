@@ -152,7 +152,7 @@ class Inventory:
         return {"name": name, **connection, "host": connection["host"] or name, "groups": list[JsonValue](sorted(inside)), "vars": shown}
 
     def select(self, pattern: str) -> list[str]:
-        """Return the names of the hosts that `pattern` means, in order: names, groups and `web-*`, `!` without, `&` only also in.
+        """Return the names of the hosts that `pattern` means, in order: names, groups and `web-*`, with `!` without, with `&` only also in.
 
         Raises PatternError for what no host or group is called.
         """
@@ -178,7 +178,7 @@ class Inventory:
         if term in self.hosts:
             return frozenset((term,))
         names = [*self.members, *self.hosts]
-        matching = [name for name in names if fnmatchcase(name, term)] if "*" in term or "?" in term else []
+        matching = [name for name in names if fnmatchcase(name, term)] if {*term} & {*"*?["} else []
         if not matching:
             raise PatternError(f"no host or group is called `{term[:80]}`", did_you_mean(term, names) or f"there are {_listed(names)}")
         return frozenset(host for name in matching for host in self.members.get(name, (name,)))

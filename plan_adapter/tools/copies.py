@@ -10,6 +10,7 @@ from plan_adapter.model.errors import ToolError
 from plan_adapter.tools.files import WrittenFile, cannot, open_below, replace_below, resolve_path
 from plan_adapter.tools.probing import Simulation
 from plan_adapter.tools.processes import CHUNK, CommandResult
+from plan_adapter.tools.remote_calls import check_host
 from plan_adapter.tools.remote_programs import receive_program, send_program
 from plan_adapter.tools.ssh_connection import LOST, READS_PROGRAM, Port, SshConnection, Target, answer_in, reads_program_of, refuse_secrets
 from plan_adapter.tools.tool import ToolContext, tool
@@ -36,7 +37,7 @@ def simulate_copy_to(host: str, path: str, to: str, mode: Mode = None, digest: D
     return Simulation(shown, {"host": host, "path": path, "to": to, "size": size, "digest": found})
 
 
-@tool(effect="idempotent_write", simulate=simulate_copy_to)
+@tool(effect="idempotent_write", simulate=simulate_copy_to, preflight=check_host)
 async def copy_to(
     host: str,
     path: str,
@@ -84,7 +85,7 @@ def simulate_copy_from(host: str, path: str, to: str) -> Simulation:
     return Simulation(f"copy {host}:{path} to {to}")
 
 
-@tool(effect="idempotent_write", simulate=simulate_copy_from)
+@tool(effect="idempotent_write", simulate=simulate_copy_from, preflight=check_host)
 async def copy_from(
     host: str,
     path: str,

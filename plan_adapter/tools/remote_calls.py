@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from plan_adapter.model.errors import ToolError, UnknownOutcomeError
 from plan_adapter.tools.processes import CommandResult
 from plan_adapter.tools.remote_programs import RemoteCommand, ask_program, end_program, prepare_program, read_program, run_program
-from plan_adapter.tools.ssh_connection import LOST, SshConnection, Target, answer_in
+from plan_adapter.tools.ssh_connection import LOST, Port, SshConnection, Target, answer_in
 from plan_adapter.tools.tool import ToolContext
 
 WAIT_SECONDS = 5
@@ -41,7 +41,7 @@ class RemoteCall:
         Raises ToolError if nothing was started, and UnknownOutcomeError if the host cannot be asked how the command ended.
         """
         program = run_program(self._name, command)
-        await self._prepare()
+        await require_host(self._connection)
         try:
             result = await self._connection.run_command(program)
             if result.exit_code != LOST and result.exit_code >= 0:
@@ -77,13 +77,6 @@ class RemoteCall:
                 self._context.logger.info("%s; waiting for its end", still)
             is_told = True
 
-    async def _prepare(self) -> None:
-        """Connect, and create the folder of calls. Raises ToolError."""
-        result = await self._connection.ask(prepare_program())
-        if result.exit_code == 0 and answer_in(result.stdout) == ["ready"]:
-            return
-        raise ToolError(self._connection.why_failed(result))
-
     async def _ask(self, seconds: int) -> _Record:
         result = await self._connection.ask(ask_program(self._name, seconds=seconds))
         if result.exit_code != 0 or not (answer := answer_in(result.stdout)):
@@ -109,3 +102,15 @@ class RemoteCall:
                 return
             why = self._connection.why_failed(result)
         self._context.logger.warning("the command on %s could not be ended: %s", self._host, why)
+
+
+async def require_host(connection: SshConnection) -> None:
+    """Connect, and create the folder of calls on the host. Raises ToolError."""
+    result = await connection.ask(prepare_program())
+    if result.exit_code != 0 or answer_in(result.stdout) != ["ready"]:
+        raise ToolError(connection.why_failed(result))
+
+
+async def check_host(host: str, context: ToolContext, user: str | None = None, port: Port = None, jump: str | None = None) -> None:
+    """Connect to a host, and check that it runs programs. Raises ToolError."""
+    await require_host(SshConnection(Target(host, user, port, jump), context))

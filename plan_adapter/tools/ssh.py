@@ -8,7 +8,7 @@ from pydantic import Field
 from plan_adapter.model.errors import ToolError
 from plan_adapter.tools import processes
 from plan_adapter.tools.probing import Done, Failed, NotDone, ProbeAnswer, Simulation
-from plan_adapter.tools.remote_calls import RemoteCall
+from plan_adapter.tools.remote_calls import RemoteCall, check_host
 from plan_adapter.tools.remote_programs import RemoteCommand
 from plan_adapter.tools.shell import Argument, CommandResult, require_success, simulation_of, text_of, texts_of
 from plan_adapter.tools.ssh_connection import Port, Target, refuse_secrets
@@ -58,7 +58,7 @@ async def find_call(
         return Failed(str(error), note=f"recorded on {host}")
 
 
-@tool(effect="write", literal_parameters=("script",), probe=find_call, simulate=simulate_ssh)
+@tool(effect="write", literal_parameters=("script",), probe=find_call, simulate=simulate_ssh, preflight=check_host)
 async def ssh(
     host: str,
     context: ToolContext,

@@ -36,9 +36,21 @@ R = TypeVar("R")
 
 NAME_LENGTH = 128
 
-PartRole: TypeAlias = Literal["probe", "preview", "guard", "simulation"]
+PartRole: TypeAlias = Literal["probe", "preview", "guard", "simulation", "preflight"]
 
-_OPTIONS = ("effect", "name", "description", "isolation", "permissions", "literal_parameters", "probe", "preview", "guard", "simulate")
+_OPTIONS = (
+    "effect",
+    "name",
+    "description",
+    "isolation",
+    "permissions",
+    "literal_parameters",
+    "probe",
+    "preview",
+    "guard",
+    "simulate",
+    "preflight",
+)
 """The options of `@tool`."""
 
 
@@ -98,7 +110,8 @@ class Tool(Generic[P, R]):
     `fn` is the function that runs. `source` is the same function, or the function inside if `fn` is a Prefect flow. `task` is the Prefect
     task that the tool was made from, or None, and `timeout_seconds` is that task's limit. `probe` is the tool that checks whether a write
     with an unknown outcome was done, or None. `preview` is the tool that shows what a write changed, `guard` the one that checks it
-    before a goal ends, and `simulate` the one that says in a dry run what it would do, or None.
+    before a goal ends, `simulate` the one that says in a dry run what it would do, and `preflight` the one that checks whether it can be
+    called, or None.
 
     Raises ToolDefinitionError for a function that cannot be a tool, and for a part of it whose parameters do not match.
     """
@@ -117,6 +130,7 @@ class Tool(Generic[P, R]):
         preview: Callable[..., object] | None = None,
         guard: Callable[..., object] | None = None,
         simulate: Callable[..., object] | None = None,
+        preflight: Callable[..., object] | None = None,
         source: Callable[..., object] | None = None,
         task: object | None = None,
     ) -> None:
@@ -141,6 +155,7 @@ class Tool(Generic[P, R]):
         self.preview: Tool[..., Any] | None = None if preview is None else _build_part(self, preview, "preview")
         self.guard: Tool[..., Any] | None = None if guard is None else _build_part(self, guard, "guard")
         self.simulate: Tool[..., Any] | None = None if simulate is None else _build_part(self, simulate, "simulation")
+        self.preflight: Tool[..., Any] | None = None if preflight is None else _build_part(self, preflight, "preflight")
         functools.update_wrapper(cast("Any", self), self.source, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -151,11 +166,11 @@ class Tool(Generic[P, R]):
         return f"<Tool {self.name} ({self.effect}) {self.origin}>"
 
     def with_function(self, fn: Callable[..., Coroutine[Any, Any, object]]) -> "Tool[..., Any]":
-        """Return a tool with the same definition that calls the coroutine function `fn`, without probe, preview, guard and simulation."""
+        """Return a tool with the same definition that calls the coroutine function `fn`, without its parts."""
         copied = cast("Tool[..., Any]", copy.copy(self))
         copied.fn = copied.source = fn
         copied.is_async, copied.isolation, copied._is_stand_in = True, "thread", True
-        copied.task = copied.probe = copied.preview = copied.guard = copied.simulate = None
+        copied.task = copied.probe = copied.preview = copied.guard = copied.simulate = copied.preflight = None
         return copied
 
     @property
@@ -288,6 +303,7 @@ def tool(
     preview: Callable[..., object] | None = None,
     guard: Callable[..., object] | None = None,
     simulate: Callable[..., object] | None = None,
+    preflight: Callable[..., object] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a typed function, sync or async, a tool. Use it as `@tool` or `@tool(effect="read")`.
@@ -313,9 +329,11 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             - `simulate`: a function, or a tool that reads, that is called in a dry run in place of a write. It returns what the tool would
               return, or `Simulation(shows=…, result=…)`, which also shows what would change, or whose result stays unknown. It gets no
               values of secrets: the expressions are in their place.
+            - `preflight`: a function, or a tool that reads, that is called for each item of a group before its first item begins. If it
+              fails, no step of the item is called, and the item counts towards `max_failures`.
 
-            `probe`, `preview` and `simulate` receive those of the tool's parameters that they name. All of them receive the `ToolContext`
-            of the call if they have a parameter with this annotation.
+            `probe`, `preview`, `simulate` and `preflight` receive those of the tool's parameters that they name. All of them receive the
+            `ToolContext` of the call if they have a parameter with this annotation.
 
     Raises ToolDefinitionError for any other option, with the nearest known one.
     """

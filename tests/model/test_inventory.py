@@ -27,6 +27,7 @@ INVENTORY = Inventory(
         ("prod:&blue:!web-1", "web-2"),
         ("!prod", "spare"),
         ("web-?", "web-1 web-2"),
+        ("web-[2-9]", "web-2"),
         ("*-1*, 数据库", "web-1 web-10 数据库"),
         ("b*", "web-1 web-2"),
         ("web:&db", ""),

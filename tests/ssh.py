@@ -31,7 +31,7 @@ PermitUserEnvironment no
 MaxStartups 100
 KexAlgorithms curve25519-sha256
 PrintLastLog no
-SetEnv XDG_STATE_HOME={folder}/state
+SetEnv XDG_STATE_HOME={folder}/state PATH={folder}/bin:/usr/local/bin:/usr/bin:/bin
 """
 
 CLIENT = """\

@@ -461,6 +461,18 @@ def add_to_schema(schema: dict[str, Any]) -> None:
     }
     for definition in (step, definitions["Rollback"]):
         _add_tools(definition)
+    _add_hosts(plan, definitions["HostGroup"], names)
+
+
+def _add_hosts(plan: dict[str, Any], group: dict[str, Any], names: dict[str, Any]) -> None:
+    """Let lists of names stand for hosts without variables, and groups stand in the group that they belong to."""
+    named = {"anyOf": [{"$ref": "#/$defs/HostGroup"}, names, {"type": "null"}]}
+    fields = group["properties"]
+    variables = {"anyOf": [fields["hosts"]["additionalProperties"], {"type": "null"}]}
+    for field, members in (("hosts", variables), ("children", named)):
+        description = fields[field].pop("description")
+        fields[field] = {"anyOf": [{"type": "object", "additionalProperties": members}, names], "description": description}
+    plan["hosts"]["anyOf"] = [{"type": "object", "additionalProperties": named}, names, {"type": "string", "minLength": 1}]
 
 
 def _duration_field(field: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,6 @@ HOSTS_DESCRIPTION = (
     "The hosts that `hosts('web')` names in expressions: groups with `hosts`, `children` and `vars` as in Ansible, or the path of an "
     "inventory, relative to this document."
 )
-HOSTS_SCHEMA: dict[str, Any] = {"type": ["object", "array", "string"], "minLength": 1}
 PERMISSIONS_DESCRIPTION = (
     "The permissions that the tools of the plan get, by the names that tools declare: a list, or one expression over `inputs` that gives "
     "it. A step whose tool needs another one is refused."
@@ -476,7 +475,7 @@ class ExecutionPlan(PlanPart):
     description: str = Field(description="What the plan does. Approvers read it first.")
     inputs: dict[str, Input] = Field(default_factory=dict, description="The inputs of a run, by name.")
     hosts: Annotated[dict[str, HostGroup] | str, _either("a mapping of groups, or the path of an inventory")] = Field(
-        default_factory=dict, description=HOSTS_DESCRIPTION, json_schema_extra=HOSTS_SCHEMA
+        default_factory=dict, description=HOSTS_DESCRIPTION
     )
     options: ExecutionOptions = Field(default_factory=ExecutionOptions)
     steps: list[Step] = Field(default_factory=list, description="The steps. Each runs once its dependencies have completed.")

@@ -27,6 +27,7 @@ def test_the_list_of_runbooks_is_complete() -> None:
         "data-quality",
         "dependency-upgrade",
         "disk-full",
+        "fleet-upgrade",
         "incident-response",
         "own-pipeline",
         "postgres-backup",

@@ -469,9 +469,9 @@ def _add_hosts(plan: dict[str, Any], group: dict[str, Any], names: dict[str, Any
     named = {"anyOf": [{"$ref": "#/$defs/HostGroup"}, names, {"type": "null"}]}
     fields = group["properties"]
     variables = {"anyOf": [fields["hosts"]["additionalProperties"], {"type": "null"}]}
-    for field, members in (("hosts", variables), ("children", named)):
-        description = fields[field].pop("description")
-        fields[field] = {"anyOf": [{"type": "object", "additionalProperties": members}, names], "description": description}
+    for name, members in (("hosts", variables), ("children", named)):
+        description = fields[name].pop("description")
+        fields[name] = {"anyOf": [{"type": "object", "additionalProperties": members}, names], "description": description}
     plan["hosts"]["anyOf"] = [{"type": "object", "additionalProperties": named}, names, {"type": "string", "minLength": 1}]
 
 

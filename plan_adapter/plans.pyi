@@ -9,6 +9,7 @@ from plan_adapter.model.options import ExecutionOptions as ExecutionOptions
 from plan_adapter.model.options import Input as Input
 from plan_adapter.model.options import Question as Question
 from plan_adapter.model.options import RunWindow as RunWindow
+from plan_adapter.model.options import Trigger as Trigger
 from plan_adapter.model.plan import Rollback as Rollback
 from plan_adapter.model.problems import Problem as Problem
 from plan_adapter.validation import ValidatedPlan as ValidatedPlan

@@ -197,13 +197,13 @@ def _worst_case(bound: BoundPlan, policy: EffectivePolicy) -> float | None:
 
 
 def _for_rehearsal(plan: ExecutionPlan) -> ExecutionPlan:
-    """Return `plan` without what only a real run needs: approvals, its turn and a window to start in, and a model that replans.
+    """Return `plan` without what only a real run needs: approvals, triggers, its turn and a window to start in, and a model that replans.
 
     It speaks to its caller, not to approvers.
     """
     changed = plan.model_copy(deep=True)
     changed.on_failure, changed.concurrency, changed.language = None, None, spoken()
-    changed.options.require_approval, changed.options.run_window = False, None
+    changed.options.require_approval, changed.options.run_window, changed.triggers = False, None, []
     for each in changed.plans.values():
         each.approval = None
     return changed

@@ -74,6 +74,7 @@ MOVED = [
     "Tool",
     "ToolContext",
     "ToolError",
+    "Trigger",
     "UnknownOutcomeError",
     "ValidatedPlan",
     "WorkingCopy",
@@ -149,6 +150,7 @@ STORE_PARTS = [
     "retention",
     "revisions",
     "standing",
+    "trigger_events",
 ]  # in addition to the internal ledger
 
 HEAVY = (

@@ -29,7 +29,7 @@ from plan_adapter.documents.host_groups import expand_groups
 from plan_adapter.documents.nodes import Node
 from plan_adapter.documents.typed import spellings
 from plan_adapter.documents.wording import FOREIGN_WORDS
-from plan_adapter.model.options import ApprovalPolicy, DocumentModel, ExecutionOptions, RunWindow
+from plan_adapter.model.options import ApprovalPolicy, DocumentModel, ExecutionOptions, RunWindow, Trigger
 from plan_adapter.model.plan import ExecutionPlan, Rollback, Step, free_id, step_fields
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import one_line
@@ -106,6 +106,8 @@ class _Expansion:
         self._options(entries)
         if (order := self._pop(entries, "order")) is not None:
             self._order(order, "order", _named(entries, "steps", ExecutionPlan))
+        for index, trigger in enumerate(_members(_named(entries, "triggers", ExecutionPlan))):
+            self._durations(trigger, Trigger, f"triggers[{index}]")
         for name in ("steps", "finally"):
             for index, step in enumerate(_members(_named(entries, name, ExecutionPlan))):
                 self.step(step, f"{name}[{index}]", around)
@@ -422,7 +424,7 @@ _AT_ONCE = {"type": "integer", "minimum": 1}
 def add_to_schema(schema: dict[str, Any]) -> None:
     """Add the short forms to the JSON Schema of a plan document."""
     definitions, plan = schema["$defs"], schema["properties"]
-    for model in (ExecutionOptions, ApprovalPolicy, RunWindow, Step):
+    for model in (ExecutionOptions, ApprovalPolicy, RunWindow, Trigger, Step):
         fields = definitions[model.__name__]["properties"]
         fields |= {short: _duration_field(fields[long]) for short, long in _short_durations(model).items()}
     window = definitions["RunWindow"]  # one of the two spellings of its length

@@ -19,18 +19,23 @@ from prefect.client.schemas.objects import DeploymentSchedule, DeploymentStatus
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.deployments.runner import RunnerDeployment
+from prefect.events.schemas.automations import Automation
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.runner import Runner
 from prefect.settings import get_current_settings
 from pydantic import JsonValue, ValidationError
 
+from plan_adapter.engine.automations import apply_automations, automation_name, automations_of, delete_automations, differ, read_automations
 from plan_adapter.engine.outgoing import label, markdown
 from plan_adapter.model.errors import DeploymentError
+from plan_adapter.model.options import Trigger
 
 DEFAULT_POOL = "plans"
 
 PLAN_LABEL = "plan-adapter.plan"
 """The label of a deployment that `plan deploy` made; its value is the digest of the plan."""
+TRIGGERS_LABEL = "plan-adapter.triggers"
+"""The label of a deployment that has automations for the triggers of its plan; its value is their number."""
 TOOL_LABEL = "plan-adapter.tool."
 """The beginning of a label for each tool that a package defines; its value names the package and its version."""
 
@@ -75,6 +80,7 @@ class RunbookDeployment:
     tool_packages: Mapping[str, str]  # tool -> the package that defines it, with its version
     inputs: Mapping[str, JsonValue] | None  # the inputs of a run that does not set them; None keeps those of the deployment
     options: DeploymentOptions
+    triggers: tuple[Trigger, ...] = ()  # the events that start it
 
     @property
     def full_name(self) -> str:
@@ -84,7 +90,8 @@ class RunbookDeployment:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of the deployment."""
-        return {PLAN_LABEL: self.digest, **{f"{TOOL_LABEL}{tool}": label(package) for tool, package in self.tool_packages.items()}}
+        tools = {f"{TOOL_LABEL}{tool}": label(package) for tool, package in self.tool_packages.items()}
+        return {PLAN_LABEL: self.digest, **({TRIGGERS_LABEL: str(len(self.triggers))} if self.triggers else {}), **tools}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,13 @@ class PlannedDeployment:
     changes: tuple[str, ...]
     create: DeploymentCreate
     deployment_id: str | None  # None while it does not exist
+    triggers: tuple[Trigger, ...] = ()
+    automations: tuple[Automation, ...] = ()  # those of its triggers that exist
+
+    @property
+    def automation_names(self) -> list[str]:
+        """The names of the automations that its triggers have, or will have."""
+        return [automation_name(self.name, number, trigger.event) for number, trigger in enumerate(self.triggers, start=1)]
 
     @property
     def pool(self) -> str | None:
@@ -146,7 +160,18 @@ class Deployer:
         existing = dict[str, DeploymentResponse]()
         for start in range(0, len(names), NAMES_PER_REQUEST):
             existing |= await self._read_deployments(names[start : start + NAMES_PER_REQUEST])
-        return [_compare(deployment, existing.get(deployment.name)) for deployment in wanted]
+        return [await self._with_triggers(_compare(one, existing.get(one.name)), one, existing.get(one.name)) for one in wanted]
+
+    async def _with_triggers(
+        self, planned: PlannedDeployment, wanted: RunbookDeployment, existing: DeploymentResponse | None
+    ) -> PlannedDeployment:
+        """Return `planned` with the triggers that it should have, compared with its automations."""
+        if existing is None or not (wanted.triggers or TRIGGERS_LABEL in existing.labels):
+            return replace(planned, triggers=wanted.triggers)
+        automations = await read_automations(self.client, planned.name, existing.id)
+        if differ(automations, automations_of(planned.name, existing.id, wanted.triggers)):
+            planned = replace(planned, action="updated", changes=(*planned.changes, "triggers"))
+        return replace(planned, triggers=wanted.triggers, automations=tuple(automations))
 
     async def _read_deployments(self, names: list[str]) -> dict[str, DeploymentResponse]:
         """Return the deployments `name/name` of these names."""
@@ -167,7 +192,12 @@ class Deployer:
         create = planned.create
         if planned.deployment_id is None:
             create = create.model_copy(update={"flow_id": await self.client.create_flow_from_name(create.name)})
-        return replace(planned, deployment_id=await self._submit(create, planned.name))
+        deployment_id = await self._submit(create, planned.name)
+        try:
+            await apply_automations(self.client, planned.automations, automations_of(planned.name, UUID(deployment_id), planned.triggers))
+        except PrefectHTTPStatusError as error:
+            raise DeploymentError(f"Prefect refuses a trigger of `{planned.name}`: {_error_detail(error)}") from error
+        return replace(planned, deployment_id=deployment_id)
 
     async def _read_runbook_deployment(self, name: str, *, if_missing: str, if_foreign: str) -> tuple[str, DeploymentResponse]:
         """Return the full name and the deployment of a runbook.
@@ -244,6 +274,8 @@ class Deployer:
         full_name, existing = await self._read_runbook_deployment(
             name, if_missing="", if_foreign="delete it with `prefect deployment delete {}`"
         )
+        if TRIGGERS_LABEL in existing.labels:  # Prefect keeps them when it deletes the deployment
+            await delete_automations(self.client, await read_automations(self.client, full_name, existing.id))
         await self.client.delete_deployment(existing.id)
         return full_name
 

@@ -28,12 +28,13 @@ from plan_adapter.engine.internals import (
     resend_stranded,
 )
 from plan_adapter.engine.outgoing import paragraphs
-from plan_adapter.engine.states import keep_flow_end, state_of_error, state_of_run
+from plan_adapter.engine.states import keep_flow_end, state_of_error, state_of_run, state_of_unused_event
 from plan_adapter.model.errors import NoServerError, PlanAdapterError
 from plan_adapter.model.options import TEXT_TYPES, Input, InputType
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import MAX_NAME_CHARACTERS, prose, safe_name
 from plan_adapter.model.record import PlanRun
+from plan_adapter.model.triggers import EVENT_PARAMETER, UnusedEvent
 from plan_adapter.text.preview import run_name
 from plan_adapter.validation import ValidatedPlan, bind_inputs
 from plan_adapter.validation.inputs import shown_value_schema
@@ -77,8 +78,11 @@ async def drop_queues() -> None:
     discard_stranded()
 
 
-FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun]]
-"""Runs a plan. Called with its inputs, checked and completed with defaults, and the id of the flow run."""
+FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun | UnusedEvent]]
+"""Runs a plan. Called with its inputs, checked and completed with defaults, and the id of the flow run.
+
+The parameters of a flow run that an event started are passed as they are.
+"""
 
 ID_CHARACTERS = 13  # the first two groups of a UUIDv7: its millisecond
 MAX_PARAMETER_CHARACTERS = 400_000
@@ -151,11 +155,18 @@ def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
     return len(json.dumps(inputs)) <= MAX_PARAMETER_CHARACTERS
 
 
-async def _bind_and_run(validated: ValidatedPlan, body: FlowBody, inputs: dict[str, JsonValue], flow_run_id: str) -> PlanRun:
+async def _bind_and_run(validated: ValidatedPlan, body: FlowBody, inputs: dict[str, JsonValue], flow_run_id: str) -> PlanRun | UnusedEvent:
+    if EVENT_PARAMETER in inputs:
+        return await body(inputs, flow_run_id)
     bound = bind_inputs(validated, inputs).inputs
-    if (name := run_name(validated, bound)) is not None:
-        await name_flow_run(name)
+    await name_by_inputs(validated, bound)
     return await body(bound, flow_run_id)
+
+
+async def name_by_inputs(validated: ValidatedPlan, inputs: Mapping[str, JsonValue]) -> None:
+    """Name the current flow run as its plan says."""
+    if (name := run_name(validated, inputs)) is not None:
+        await name_flow_run(name)
 
 
 def _flow_function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) -> Callable[..., Awaitable[State]]:
@@ -169,7 +180,7 @@ def _flow_function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = T
         with keep_flow_end() as end:
             try:
                 run = await body(inputs, str(context.flow_run.id))
-                state = state_of_run(run, report_url=end.report_url)
+                state = state_of_unused_event(run) if isinstance(run, UnusedEvent) else state_of_run(run, report_url=end.report_url)
             except PlanAdapterError as error:
                 return state_of_error(error)
         if not state.is_paused():

@@ -139,6 +139,12 @@ async def cancellation_reason(flow_run_id: str) -> str | None:
     return (state.message or NO_REASON) if state is not None and _is_cancellation(state) else None
 
 
+async def has_ended(flow_run_id: str) -> bool:
+    """Return whether the flow run has a final state, or was deleted."""
+    flow_run = await _find_flow_run(flow_run_id)
+    return flow_run is None or (flow_run.state is not None and flow_run.state.is_final())
+
+
 @dataclass(frozen=True, slots=True)
 class Cancellation:
     """Why a flow run is Cancelling or Cancelled, and when it entered its current state, by the server's clock."""

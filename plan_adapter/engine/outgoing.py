@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, cast
 from uuid import UUID
@@ -21,10 +21,12 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.logging.loggers import flow_run_logger
+from pydantic import JsonValue
 
 from plan_adapter.gates.gate import GateEventKind
 from plan_adapter.model.approvals import Approval, Gate
-from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, one_line, plain, prose, visible
+from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, one_line, plain, prose, safe_name, visible
 from plan_adapter.model.record import PlanRun
 from plan_adapter.text.commands import answer_command
 from plan_adapter.text.gate_text import split_text
@@ -185,6 +187,29 @@ def emit_run_event(run: PlanRun, facts: RunFacts, *, link: str | None) -> None:
         )
     except Exception as error:
         log.warning("the event about the end of run %s was not sent: %s", run.id, error)
+
+
+def emit_trigger_refused(plan: ExecutionPlan, number: int | None, event: Mapping[str, JsonValue], reason: str, *, flow_run_id: str) -> None:
+    """Send the event `plan.trigger.refused` to Prefect: an event started no run, for this reason. Never blocks or raises."""
+    try:
+        emit_event(
+            "plan.trigger.refused",
+            resource=event_payload(
+                {"prefect.resource.id": f"plan.trigger.{safe_name(plan.name)}", "prefect.resource.name": one_line(plan.name)}
+            ),
+            related=[{"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"}],
+            payload=event_payload(
+                {
+                    "plan": one_line(plan.name),
+                    "trigger": number,
+                    "event": event.get("name"),
+                    "event_id": event.get("id"),
+                    "reason": cut(reason, MAX_MESSAGE_CHARACTERS),
+                }
+            ),
+        )
+    except Exception as error:
+        log.warning("the event about a refused trigger of %s was not sent: %s", one_line(plan.name), error)
 
 
 MAX_SCREEN_LINES = 20

@@ -16,6 +16,7 @@ from plan_adapter.model.language import tr
 from plan_adapter.model.readable import cut, one_line
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.model.status import Outcome, PlanStatus, RunOutcome, RunReason, StepStatus
+from plan_adapter.model.triggers import UnusedEvent
 
 WAITING = "Waiting"
 """The state name of a flow run that waits for an approval while no process executes it."""
@@ -121,6 +122,11 @@ def state_of_error(error: PlanAdapterError) -> State:
     if isinstance(error, StoreError) and not isinstance(error, StoreSettingsError):
         return Crashed(name=RunOutcome.INTERRUPTED.value, message=state_message(str(error)), data=error)
     return Failed(message=state_message(str(error)), data=error)
+
+
+def state_of_unused_event(event: UnusedEvent) -> State:
+    """Return the final state of a flow run whose event started no run."""
+    return Completed(name=event.name, message=state_message(event.message))
 
 
 def _rejection_note(run: PlanRun) -> str | None:

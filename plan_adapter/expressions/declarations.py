@@ -16,6 +16,7 @@ Expected: TypeAlias = Literal["bool", "list"]
 NAME_HINTS: Mapping[str, str] = {
     "item": "`item` exists in the parameters, the label and the done_when of a step with for_each",
     "run": "`run` exists in `finally` steps",
+    "event": "`event` exists in `triggers`",
     "result": "`result` alone exists in done_when; elsewhere write steps.<id>.result",
     "error": "write steps.<id>.error",
     "status": "write steps.<id>.status",
@@ -57,7 +58,10 @@ _HOST = Shape(
     },
 )
 """A host of `hosts('web')`."""
-
+_EVENT = Shape(
+    "map",
+    fields={"id": _TEXT, "name": _TEXT, "occurred": _TEXT, "resource": Shape("map", rest=_TEXT), "payload": ANYTHING},
+)
 _NON_JSON_TYPES = ("bytes", "duration", "timestamp", "type")
 
 
@@ -77,7 +81,7 @@ class TypedInput(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """What an expression may use. `item`, `result`, `secrets` and `run` say whether these exist at its place.
+    """What an expression may use. `item`, `result`, `secrets`, `run` and `event` say whether these exist at its place.
 
     Pass `steps` as a frozenset if possible: it is searched for every reference.
     """
@@ -93,6 +97,7 @@ class Declarations:
     result: bool = False
     secrets: bool = False
     run: bool = False
+    event: bool = False
 
 
 class RefusedError(Exception):
@@ -121,6 +126,8 @@ def shape_of(path: Path, declared: Declarations) -> Shape:
             shape, at = declared.own_item, 1
         case "result" if declared.result:
             shape, at = declared.own_result, 1
+        case "event" if declared.event:
+            shape, at = _EVENT, 1
         case name:
             raise RefusedError("unknown-reference", f"there is no `{name}` here", NAME_HINTS[str(name)])
     for length in range(at, len(path)):
@@ -134,7 +141,8 @@ def shape_of(path: Path, declared: Declarations) -> Shape:
 def check_members(paths: Iterable[Path], declared: Declarations) -> None:
     """Raise RefusedError if one of `paths` names something that its value is known not to have."""
     for path in paths:
-        if path[0] in ("steps", "inputs", "hosts") or (path[0] == "item" and declared.item) or (path[0] == "result" and declared.result):
+        exists = {"item": declared.item, "result": declared.result, "event": declared.event}
+        if path[0] in ("steps", "inputs", "hosts") or exists.get(str(path[0]), False):
             shape_of(path, declared)
 
 

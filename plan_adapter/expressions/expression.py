@@ -52,12 +52,14 @@ class Variables:
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     run: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     hosts: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # by pattern
+    event: Mapping[str, JsonValue] | None = None  # the one that started a run, for `triggers`
     may_be_unknown: bool = False  # whether values may be `Unknown`: in a dry run
 
     def follow(self, path: Path) -> Any:
         """Return the value at `path`. Raises MissingValueError."""
         roots = {"steps": self.steps, "inputs": self.inputs, "secrets": self.secrets, "run": self.run, "hosts": self.hosts}
-        return follow(path, {**roots, "item": self.item, "result": self.result})
+        more = {} if self.event is None else {"event": self.event}
+        return follow(path, {**roots, **more, "item": self.item, "result": self.result})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,9 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
         known.add(source, *(_known_part(source, reference, declarations, has_null=has_null) if is_result else (reference, kind)))
     for program in (values, known):
         program.code += source[program.position :]
-    context_names = [name for name, exists in (("item", declarations.item), ("result", declarations.result)) if exists]
+    context_names = [
+        name for name, exists in (("item", declarations.item), ("result", declarations.result), ("event", declarations.event)) if exists
+    ]
     roots = {path[0] for path in longest_paths(values.code)}  # not the members of other references: `steps.build.result`
     for name in (name for name in context_names if name in roots):
         values.variables.append(Variable(name, "dyn", (name,)))

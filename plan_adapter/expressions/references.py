@@ -25,14 +25,14 @@ _STRING = (
 _MEMBER = rf"(?:\s*(?:\.\s*{_IDENTIFIER}|\[\s*(?:{_PLAIN_STRING}|\d{{1,15}})\s*\]))"
 
 _HOSTS = rf"hosts\s*\(\s*(?:{_PLAIN_STRING})\s*\)"  # the hosts of a pattern
-_WHOLE = re.compile(rf"\s*((?:steps|inputs|secrets|run|item|result)\b|{_HOSTS})({_MEMBER}*)\s*")
+_WHOLE = re.compile(rf"\s*((?:steps|inputs|secrets|run|item|result|event)\b|{_HOSTS})({_MEMBER}*)\s*")
 _USE = re.compile(rf"(?:(steps)\b({_MEMBER}{{0,2}})|(inputs|secrets|run)\b({_MEMBER}?)|({_HOSTS}))")
-_LONGEST = re.compile(rf"((?:steps|inputs|run|item|result)\b|{_HOSTS})((?:{_MEMBER}(?!\s*\())*)")
+_LONGEST = re.compile(rf"((?:steps|inputs|run|item|result|event)\b|{_HOSTS})((?:{_MEMBER}(?!\s*\())*)")
 _MEMBERS = re.compile(rf"(?:{_MEMBER}(?!\s*\())*")
 _MACRO = re.compile(rf"\s*\.\s*(all|exists|exists_one|filter|map)\s*\(\s*({_IDENTIFIER})\s*,")
 _NAMED_MEMBER = rf"(?:\.\s*{_IDENTIFIER}|\[\s*(?:{_PLAIN_STRING})\s*\])"
 _NEAR = re.compile(
-    rf"(?<!\$)\{{\{{-?\s*(?P<braces>(?:(?:inputs|steps|secrets|run)\b{_NAMED_MEMBER}|(?:item|result)\b){_MEMBER}*)"
+    rf"(?<!\$)\{{\{{-?\s*(?P<braces>(?:(?:inputs|steps|secrets|run|event)\b{_NAMED_MEMBER}|(?:item|result)\b){_MEMBER}*)"
     rf"|(?<![${{])\{{(?P<brace>(?:inputs|steps|secrets)\b\.{_IDENTIFIER}{_MEMBER}*)\}}"
     rf"|\$\{{\s*(?P<shell>(?:inputs|steps|secrets)\b\.{_IDENTIFIER}{_MEMBER}*)\s*\}}"
     rf"|(?<![\w$])\$(?P<word>(?:inputs|steps|secrets)\b\.{_IDENTIFIER}{_MEMBER}*)"
@@ -166,7 +166,7 @@ def longest_paths(code: str) -> list[Path]:
 
 def member_paths(code: str) -> list[Path]:
     """Return each reference in `code` as `longest_paths` does, also those by the variables of macros: `list.filter(node, node.ready)`."""
-    return list(_paths_of_names(code, {root: (root,) for root in ("steps", "inputs", "run", "item", "result")}))
+    return list(_paths_of_names(code, {root: (root,) for root in ("steps", "inputs", "run", "item", "result", "event")}))
 
 
 def _paths_of_names(code: str, names: Mapping[str, Path]) -> Iterator[Path]:

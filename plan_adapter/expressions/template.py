@@ -187,7 +187,8 @@ class _Compiler:
 
     def _warn_of_near(self, text: str, at: str) -> None:
         """Warn of a plain text that looks like a reference which exists at its place."""
-        exists = {"run": self._declarations.run, "item": self._declarations.item, "result": self._declarations.result}
+        declared = self._declarations
+        exists = {"run": declared.run, "item": declared.item, "result": declared.result, "event": declared.event}
         for written, meant in near_expressions(text):
             if exists.get(re.split(r"\W", meant, maxsplit=1)[0], True):
                 message, hint = f"`{shorten(written)}` is plain text here, not a value", f"write `${{{{ {shorten(meant)} }}}}`"

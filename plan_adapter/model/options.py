@@ -1,4 +1,7 @@
-"""How a plan runs and who approves it: `ExecutionOptions`, `ApprovalPolicy`, `Concurrency`, `RunWindow`, and the typed `Input`."""
+"""How a plan starts, runs and is approved.
+
+`ExecutionOptions`, `ApprovalPolicy`, `Concurrency`, `RunWindow`, `Trigger`, and the typed `Input`.
+"""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -29,6 +32,11 @@ KnownBy: TypeAlias = Literal["ssh_signature", "totp", "os_user", "form", "unveri
 In order: an SSH signature, a one-time code, the operating system account that ran the command, a name typed into a form, and a name that a
 program passed.
 """
+
+EVENT_NAME = r"^[^\s*]+\*?$|^\*$"
+"""What the `event` of a trigger must match."""
+
+WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
 
 EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
 """All effects, from the weakest to the strongest."""
@@ -196,6 +204,39 @@ class RunWindow(PlanPart):
     time_zone: str = Field(default="UTC", description="The time zone of `cron`, as in `Europe/Berlin`.")
     outside: Literal["wait", "refuse"] = Field(
         default="wait", description="What happens to an approved run outside the window: it waits, or it ends as cancelled."
+    )
+
+
+class Trigger(PlanPart):
+    """An event that starts the deployed runbook. Its expressions may use `event`: `id`, `name`, `occurred`, `resource` and `payload`."""
+
+    noun: ClassVar[str] = "a trigger"
+
+    event: str = Field(
+        description="The name of the event in Prefect. `*` at its end stands for any rest.", json_schema_extra={"pattern": EVENT_NAME}
+    )
+    resource: dict[str, str] = Field(
+        default_factory=dict,
+        description="The labels that the event's resource must have, as Prefect matches them: `*` stands for any text.",
+    )
+    when: str | None = Field(
+        default=None,
+        description="An expression in `${{ }}` that decides whether the event starts a run. By default each one does.",
+        json_schema_extra={"pattern": WHOLE_EXPRESSION},
+    )
+    inputs: dict[str, JsonValue] = Field(
+        default_factory=dict, description="The inputs of the run, by name. They may contain `${{ event… }}`."
+    )
+    fingerprint: str | None = Field(
+        default=None,
+        description="A text with `${{ event… }}` that tells alerts apart: while a run that an event started has not ended, events with the "
+        "same text start no other. By default each event starts a run.",
+        json_schema_extra={"minLength": 1},
+    )
+    cooldown_ms: int = Field(
+        default=0,
+        ge=0,
+        description="How long after its start, in milliseconds, a run also keeps events with the same fingerprint from starting another.",
     )
 
 

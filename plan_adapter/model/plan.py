@@ -16,6 +16,7 @@ from plan_adapter.model.inventory import EVERY, ON, ON_INPUT, HostGroup, HostLis
 from plan_adapter.model.language import Language
 from plan_adapter.model.options import (
     EFFECTS,
+    WHOLE_EXPRESSION,
     ApprovalPolicy,
     Concurrency,
     Effect,
@@ -27,6 +28,7 @@ from plan_adapter.model.options import (
     PlanPart,
     Question,
     Runner,
+    Trigger,
 )
 from plan_adapter.model.problems import Problem, did_you_mean, type_error
 from plan_adapter.model.reference import Reference
@@ -78,8 +80,6 @@ PINNED_DESCRIPTION = (
 
 MAX_FAILURES = r"^(\d+|\d{1,2}%|100%)$"
 """What `max_failures` may be as a text."""
-
-WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
 
 PERMISSIONS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "pattern": r"^\S(.*\S)?$"}, "pattern": WHOLE_EXPRESSION}
 """The JSON schema of a list of permissions, or of an expression that gives it."""
@@ -482,6 +482,7 @@ class ExecutionPlan(PlanPart):
     finally_: list[Step] = Field(default_factory=list, alias="finally", description=FINALLY_DESCRIPTION)
     concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other.")
     approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how they prove it.")
+    triggers: list[Trigger] = Field(default_factory=list, description="The events that start the runbook once it is deployed.")
     permissions: Annotated[list[str] | str, _either("a list of names, or one expression that gives it")] = Field(
         default_factory=list, description=PERMISSIONS_DESCRIPTION, json_schema_extra=PERMISSIONS_SCHEMA
     )
@@ -845,7 +846,7 @@ def _document(model: BaseModel) -> dict[str, JsonValue]:
         elif isinstance(value, BaseModel):
             if part := _document(value):
                 document[alias] = part
-        elif name in ("steps", "finally_"):
+        elif name in ("steps", "finally_", "triggers"):
             document[alias] = [_document(step) for step in value]
         elif isinstance(value, dict) and any(isinstance(part, BaseModel) for part in cast("dict[str, Any]", value).values()):
             document[alias] = {key: _document(part) for key, part in cast("dict[str, BaseModel]", value).items()}

@@ -165,6 +165,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "unknown-hosts": "An expression, or the input `on`, names a host or a group that the plan does not have, or leaves no host.",
         "bad-run-window": "A run window has a `cron` that cannot be read or never happens, or a `time_zone` that does not exist.",
         "bad-concurrency": "The `key` of `concurrency` is empty, or uses a value that is unknown before the first step. Use only `inputs`.",
+        "bad-trigger": (
+            "A trigger names no event or one that its own runs cause, has an expression without a value for an event, or is written twice. "
+            "Expressions in `triggers` use only `event`: `event.id`, `event.name`, `event.occurred`, `event.resource`, `event.payload`."
+        ),
         "bad-group": (
             "A group is a step with `for_each` and `steps`: its steps run once per item. It calls no tool itself, its steps have no lists "
             "of their own, and only they see each other's results. Elsewhere use `steps.<group>.result`."

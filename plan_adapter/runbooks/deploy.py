@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import packages_distributions, version
+from typing import cast
 
 from pydantic import JsonValue
 
@@ -13,6 +14,7 @@ from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import code, duration, listed, prose, safe_name, words
+from plan_adapter.model.triggers import EVENT_PARAMETER
 from plan_adapter.text.plan_graph import FINAL_LABEL
 from plan_adapter.text.plan_text import order_section
 from plan_adapter.text.preview import preview_plan
@@ -43,12 +45,28 @@ def runbook_deployment(
         digest=validated.digest,
         entrypoint=f"{ENTRYPOINT}{validated.digest}",
         description=_description(validated, policy),
-        form=form_schema(plan.inputs),
+        form=_form(plan),
         tags=tuple(plan.tags),
         tool_packages=_tool_packages(validated),
         inputs={name: values[name] for name in inputs} if inputs else None,
         options=options,
+        triggers=tuple(plan.triggers),
     )
+
+
+def _form(plan: ExecutionPlan) -> dict[str, JsonValue]:
+    """Return the schema of the deployment's form. With triggers, a flow run that an event starts needs none of the inputs.
+
+    The event is no property, so that no form asks for it. Prefect then asks for the required inputs all the same.
+    """
+    form = form_schema(plan.inputs)
+    names = [name for name, declared in plan.inputs.items() if declared.is_required]
+    if not plan.triggers or not names:
+        return form
+    properties = cast("dict[str, dict[str, JsonValue]]", form["properties"])
+    never_null: dict[str, JsonValue] = {name: {"type": properties[name]["type"]} for name in names if "type" in properties[name]}
+    by_people: dict[str, JsonValue] = {"required": list[JsonValue](names), "properties": never_null}
+    return {**form, "required": [], "if": {"not": {"required": [EVENT_PARAMETER]}}, "then": by_people}
 
 
 def relative_paths(plan: ExecutionPlan) -> list[str]:
@@ -99,6 +117,8 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     preview = preview_plan(validated, inputs=None, approval_digest=None, requires_approval=False, gate_effects=policy.gate_effects)
     final = [code(step.step.id) for step in preview.irreversible if not step.step.inner]
     facts = [f"**Approval**: {_describe_approval(validated, policy)}"]
+    events = list(dict.fromkeys(code(trigger.event) for trigger in plan.triggers))
+    facts += [f"**Started by**: {listed(events, 20)}"] if events else []
     facts += [f"**Cannot be undone**: {listed(final, 20)}"] if final else []
     facts += [f"**Secrets**: {listed([code(name) for name in preview.secrets], 20)}"] if preview.secrets else []
     facts += [f"**Takes at most**: {duration(preview.worst_case_ms)}, without waits"] if preview.worst_case_ms is not None else []

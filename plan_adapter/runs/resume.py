@@ -9,12 +9,13 @@ from plan_adapter.engine.connection import use_server
 from plan_adapter.execution.history import ResumeOptions, RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
 from plan_adapter.execution.rollback_units import is_rolled_back
-from plan_adapter.gates.approval import approved_plan, refuse_operation
+from plan_adapter.gates.approval import approved_plan
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun, StartedCommand
 from plan_adapter.model.status import PlanStatus, RunReason
+from plan_adapter.model.triggers import EVENT_PARAMETER, UnusedEvent
 from plan_adapter.runs.cancel import apply_cancellation, is_cancelled
 from plan_adapter.runs.folders import in_folder, move_target, refuse_elsewhere, refuse_rollback_elsewhere
 from plan_adapter.runs.operator_requests import choices_of, with_operator_requests
@@ -33,8 +34,9 @@ from plan_adapter.runs.run_session import (
     server_of,
 )
 from plan_adapter.runs.secret_lookup import refuse_missing_secrets
-from plan_adapter.runs.start import RunAction, create_run, execute_run, execute_session, prefect_backend
+from plan_adapter.runs.start import RunAction, execute_run, execute_session, prefect_backend
 from plan_adapter.runs.tool_drift import adopt_tools, bind_recorded_plan, has_same_plan_and_inputs, refuse_changed_tools
+from plan_adapter.runs.triggered import start_in_flow
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.commands import answer_command, resolve_command, rollback_command, unit_names
 from plan_adapter.tools.registry import ToolRegistry
@@ -234,28 +236,30 @@ async def execute_resume(
 
 async def execute_in_flow(
     validated: ValidatedPlan, make_request: partial[RunRequest], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
-) -> PlanRun:
-    """Run `validated` inside the flow run `flow_run_id`, or resume the run if the flow run has one already."""
+) -> PlanRun | UnusedEvent:
+    """Run `validated` inside the flow run `flow_run_id`, or resume the run if the flow run has one already.
+
+    If an event started the flow run, its trigger gives the inputs, and it may be that no run is started.
+    """
     # These import Prefect.
     from plan_adapter.engine.flow_runs import read_origin
     from plan_adapter.engine.termination import end_cleanly_on_sigterm
 
     flow_origin = await read_origin()
     run_request = make_request(requested_by=flow_origin.requested_by, schedule=flow_origin.schedule, deployment=flow_origin.deployment)
-    bound = bind_inputs(validated, inputs)
     async with opened_store(store, run_request.settings) as default_store:
         opened = default_store.patient(run_request.settings.store_patience_seconds)
         run, action, history = await opened.ledger.run_of_flow(flow_run_id), execute_run, RunHistory()
-        policy = await opened.policy.effective(run_request.settings)
+        event, policy = inputs.pop(EVENT_PARAMETER, None), await opened.policy.effective(run_request.settings)
         if run is None:
-            refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
-            refuse_without_model(bound.validated, run_request)
-            refuse_without_dask(bound.validated)
-            await refuse_missing_secrets(bound.validated, run_request.settings)
-            run = await create_run(bound, opened, run_request, flow_run_id=flow_run_id)
+            started = await start_in_flow(validated, inputs, event, opened, run_request, policy, flow_run_id=flow_run_id)
+            if isinstance(started, UnusedEvent):
+                return started
+            bound, run = started
         elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while its worker was released
             return run
         else:
+            bound = bind_inputs(validated, inputs if event is None else run.inputs)
             await require_resume_operator(run, bound.validated.plan, opened, run_request, policy)
             await refuse_resume(run, opened)
             if not has_same_plan_and_inputs(bound, run):

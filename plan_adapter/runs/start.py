@@ -149,8 +149,15 @@ def _request_for_draft(run_request: RunRequest) -> RunRequest:
 
 async def create_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, flow_run_id: str | None = None) -> PlanRun:
     """Create a run of `bound`, record it as pending approval, and return it."""
+    run = await new_run(bound, store, run_request, flow_run_id=flow_run_id)
+    await store.ledger.create(run, bound.validated)
+    return run
+
+
+async def new_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, flow_run_id: str | None) -> PlanRun:
+    """Return a run of `bound`, pending approval, that is not recorded yet."""
     plan, context, now = bound.validated.plan, run_request.context, await store.now()
-    run = PlanRun(
+    return PlanRun(
         id=run_request.run_id or new_id(),
         plan_id=plan.id,
         name=plan.name,
@@ -171,8 +178,6 @@ async def create_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest
         metadata=dict(plan.metadata),
         folder=current_folder(run_request.settings),
     )
-    await store.ledger.create(run, bound.validated)
-    return run
 
 
 async def execute_plan(

@@ -16,7 +16,8 @@ from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun, RunContext, StartedCommand
 from plan_adapter.model.status import PlanStatus, RunReason, StepStatus
-from plan_adapter.store import approvals, concurrency, gates, leases, operator_requests, outcomes, plans, steps
+from plan_adapter.model.triggers import EventClaim, TriggerRecord
+from plan_adapter.store import approvals, concurrency, gates, leases, operator_requests, outcomes, plans, steps, trigger_events
 from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.database.columns import clock_of, database_now, insert_into, now_of
 from plan_adapter.store.database.database import Database, StorePart, reads, signal, writes
@@ -58,8 +59,10 @@ class RunLedger(StorePart):
 
     # Executing a run
 
-    async def create(self, run: PlanRun, validated: "ValidatedPlan") -> None:
+    async def create(self, run: PlanRun, validated: "ValidatedPlan", *, event: EventClaim | None = None) -> TriggerRecord | None:
         """Record a new run with its plan and tool definitions. If the store has a tenant, the run gets that tenant.
+
+        If an `event` starts it, and another run was started for the same alert, count the event and return that one: no run is created.
 
         Raises InvalidPlanError, with every place, if its plan, inputs or context contain the value of a secret, and RunConflictError if
         there is a run with this id.
@@ -70,16 +73,23 @@ class RunLedger(StorePart):
         run.tenant_id = self._with_tenant(run).tenant_id
         # Built before the transaction begins, because it is slow for a large plan.
         plan, implied = plans.plan_row(validated.plan, run.digest, run), plans.implied_row(validated, run)
-        await self._create(plan, implied, _run_row(run, validated, implied["digest"]))
+        return await self._create(plan, implied, _run_row(run, validated, implied["digest"]), event)
 
     @writes
-    def _create(self, connection: Connection, plan: dict[str, Any], implied: dict[str, Any], run: dict[str, Any]) -> None:
+    def _create(
+        self, connection: Connection, plan: dict[str, Any], implied: dict[str, Any], run: dict[str, Any], event: EventClaim | None
+    ) -> TriggerRecord | None:
+        if event is not None and (other := trigger_events.claim(connection, run, event)) is not None:
+            return other
         plans.put_plan(connection, plan)
         plans.put_implied(connection, implied)
         created = insert_into(runs, connection.dialect.name).values(run).on_conflict_do_nothing(index_elements=[runs.c.id])
         if connection.execute(created.returning(runs.c.id)).first() is None:
             raise RunConflictError(f"there is already a run {run['id']}")
         audit.append(connection, run["id"], [entries.of_creation(json_row(runs, run), audit.witness_of(connection, run))])
+        if event is not None:
+            trigger_events.record(connection, run, event)
+        return None
 
     async def update(self, run: PlanRun) -> None:
         """Record the status, reason, message, outputs, times and approval of `run`. Releases the run unless it is executing.

@@ -27,6 +27,7 @@ from plan_adapter.store.database.tables import (
     runs,
     standing_approvals,
     step_runs,
+    triggered_runs,
 )
 from plan_adapter.store.database.tables import gates as gate_table
 from plan_adapter.store.database.tables import leases as lease_table
@@ -48,7 +49,7 @@ PAGE = 200
 
 ALTERED = "record does not verify"
 
-_TABLES = (receipts, commands, attempts, step_runs, approvals, gate_table, revisions, lease_table, concurrency_keys, audit)
+_TABLES = (receipts, commands, attempts, step_runs, approvals, gate_table, revisions, lease_table, concurrency_keys, triggered_runs, audit)
 """The tables with rows of a run besides `runs`, each after those that refer to it."""
 
 

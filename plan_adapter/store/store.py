@@ -42,6 +42,7 @@ from plan_adapter.store.proof.audit import AuditEntry, entries_of
 from plan_adapter.store.redaction import redactor_of, refuse_secrets, without_secrets
 from plan_adapter.store.revisions import Revisions
 from plan_adapter.store.standing import StandingApprovals
+from plan_adapter.store.trigger_events import TriggerEvents
 
 if TYPE_CHECKING:
     from plan_adapter.store.change_records import ChangeRecords
@@ -69,6 +70,7 @@ class PlanStore(StorePart):
     - `revisions`: the versions of runs' plans.
     - `standing`: standing approvals.
     - `policy`: the policy that holds for every run.
+    - `trigger_events`: the events that started runs.
     - `codes`: people's one-time codes.
     - `drafts`: drafts of plans and their model calls.
     - `retention`: old runs that can be deleted, and tombstones of what was pruned or erased.
@@ -94,6 +96,7 @@ class PlanStore(StorePart):
         self.revisions = Revisions(*place)
         self.standing = StandingApprovals(*place)
         self.policy = StorePolicy(*place)
+        self.trigger_events = TriggerEvents(*place)
         self.codes = OneTimeCodes(*place)
         self.drafts = Drafts(*place)
 

@@ -15,7 +15,7 @@ from plan_adapter.model.plan import ExecutionPlan, Step, flattened
 from plan_adapter.model.readable import as_text, code, counted, duration, listed, moment, prose, redacted, words
 from plan_adapter.model.record import AUTHOR, Attempt, PlanRun, Receipt, StartedCommand, StepRun
 from plan_adapter.model.status import Outcome, RunReason, StepStatus
-from plan_adapter.text.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing, sub_plan_facts
+from plan_adapter.text.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing, sub_plan_facts, trigger_facts
 
 if TYPE_CHECKING:
     from plan_adapter.model.rounds import RoundRecord
@@ -155,6 +155,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines += [f"- name of a run: {code(plan.run_name)}"] if plan.run_name else []
     lines += [f"- language of its gates and forms: {code(plan.language)}"] if plan.language else []
     lines += [f"- tags: {', '.join(map(code, plan.tags))}"] if plan.tags else []
+    lines += [f"- {fact}" for fact in trigger_facts(plan)]
     lines += [f"- {fact}" for fact in _option_facts(plan.options)]
     asks = (
         _requires_approval(plan.options)

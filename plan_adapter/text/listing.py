@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import sources_of
 from plan_adapter.model.language import later, tr
-from plan_adapter.model.options import EFFECTS, ApprovalPolicy, Effect, ErrorPolicy, Input
+from plan_adapter.model.options import EFFECTS, ApprovalPolicy, Effect, ErrorPolicy, Input, Trigger
 from plan_adapter.model.plan import MAX_ROUNDS, ExecutionPlan, Permissions, Step, flattened, step_fields
 from plan_adapter.model.readable import as_text, code, counted, duration, fenced, listed, prose
 from plan_adapter.validation.inputs import limits_in_words
@@ -251,6 +251,25 @@ def policy_facts(plan: ExecutionPlan, permissions: Permissions, *, asks: bool, g
         gated = tr(" or ").join(effects)
         facts.append(tr("steps that wait for an approval of their own: those with the effect {effects}", effects=gated))
     return [*facts, _waiting_fact(policy, timeout)]
+
+
+def trigger_facts(plan: ExecutionPlan) -> list[str]:
+    """Return a phrase about each event that starts the plan once it is deployed."""
+    return [_trigger_fact(trigger) for trigger in plan.triggers]
+
+
+def _trigger_fact(trigger: Trigger) -> str:
+    fact = tr("started by the event {event}", event=code(trigger.event))
+    if trigger.resource:
+        labels = ", ".join(code(f"{name}: {value}") for name, value in trigger.resource.items())
+        fact += tr(" of resources with {labels}", labels=labels)
+    fact += tr(", if {condition}", condition=code(trigger.when)) if trigger.when is not None else ""
+    if trigger.inputs:
+        fact += tr(", with {inputs}", inputs=", ".join(f"{code(name)} = {code(as_text(value))}" for name, value in trigger.inputs.items()))
+    if trigger.fingerprint is None:
+        return fact
+    again = tr("; one run for equal {fingerprint}", fingerprint=code(trigger.fingerprint))
+    return fact + again + (tr(" within {time}", time=duration(trigger.cooldown_ms)) if trigger.cooldown_ms else "")
 
 
 def permissions_facts(permissions: Permissions) -> list[str]:

@@ -14,7 +14,16 @@ from plan_adapter.model.language import tr
 from plan_adapter.model.options import EFFECTS, Effect, ErrorPolicy, ExecutionOptions
 from plan_adapter.model.plan import ExecutionPlan, Permissions, Step
 from plan_adapter.model.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
-from plan_adapter.text.listing import attempt_limits_text, goal_facts, indented, policy_facts, secrets_fact, step_listing, sub_plan_facts
+from plan_adapter.text.listing import (
+    attempt_limits_text,
+    goal_facts,
+    indented,
+    policy_facts,
+    secrets_fact,
+    step_listing,
+    sub_plan_facts,
+    trigger_facts,
+)
 from plan_adapter.validation import ValidatedPlan
 
 
@@ -408,6 +417,7 @@ def _facts(preview: Preview) -> list[str]:
     facts.append(f"- {tr('approval: required before anything runs') if preview.requires_approval else _no_plan_gate_text(preview)}")
     asks = preview.requires_approval or any(step.gate for step in preview.steps)
     facts += [f"- {fact}" for fact in policy_facts(preview.plan, preview.permissions, asks=asks, gate_effects=preview.gate_effects)]
+    facts += [f"- {fact}" for fact in trigger_facts(preview.plan)]
     facts += [f"- {tr('input {name}', name=code(name))}: {code(as_text(value))}" for name, value in preview.inputs.items()]
     facts += [f"- {tr('input {name}: not given yet', name=code(name))}" for name in preview.missing]
     facts += [f"- {tr('name of the run: {name}', name=code(preview.run_name))}"] if preview.run_name else []

@@ -9,9 +9,10 @@ from pydantic import JsonValue
 
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.plan import ASK, GOAL
-from plan_adapter.model.readable import as_text, call_name, counted, cut, duration, listed, moment, one_line, redacted
+from plan_adapter.model.readable import as_text, call_name, code, counted, cut, duration, listed, moment, one_line, redacted
 from plan_adapter.model.record import Attempt, GroupItem, PlanRun, Receipt, StartedCommand, StepRun
 from plan_adapter.model.status import Outcome, PlanStatus, RunOutcome, RunReason, StepStatus
+from plan_adapter.model.triggers import TriggerRecord
 
 SHOWN_CHARACTERS = 200
 """How many characters of a value or a result are a fact. The record keeps all of it."""
@@ -159,6 +160,12 @@ def started_text(facts: RunFacts, shown: Callable[[str], str] = str) -> str:
     when = moment(facts.started_at)
     started = tr("started {when} by {who}", when=when, who=by) if by else tr("started {when}", when=when)
     return started if facts.ended_at is None else tr("{started}, took {time}", started=started, time=duration(facts.duration_ms))
+
+
+def trigger_text(trigger: TriggerRecord) -> str:
+    """Return which event started a run, and how many came for it, in words."""
+    event, number = code(trigger.event), counted(trigger.events, "event")
+    return tr("started by the event {event} ({id}); so far {events} came for this run", event=event, id=trigger.event_id, events=number)
 
 
 def outcome_in_words(run: PlanRun) -> str:

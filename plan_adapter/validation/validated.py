@@ -28,6 +28,7 @@ from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.calls import Call, RollbackCall, check_calls, check_tags
 from plan_adapter.validation.created_secrets import CreatedSecrets, check_created_secrets
 from plan_adapter.validation.dependencies import Dependencies, check_dependencies
+from plan_adapter.validation.event_triggers import CompiledTrigger, compile_triggers
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
 from plan_adapter.validation.hosts import check_hosts, find_bad_limit
@@ -69,6 +70,7 @@ class ValidatedPlan:
     outputs: Mapping[str, Template]  # by name
     run_name: Template | None
     concurrency_key: Template | None
+    triggers: tuple[CompiledTrigger, ...]
     permissions: Mapping[str, Template]  # only of plans whose inputs decide, by the step that runs the plan; the whole plan has the id ""
     definitions: tuple[dict[str, JsonValue], ...]  # of all tools in use, including rollback tools, by name; an approval covers them
     secrets: frozenset[str]  # the names of the secrets that the plan uses
@@ -193,6 +195,7 @@ class CompiledPlan:
     outputs: dict[str, Template]
     run_name: Template | None
     concurrency_key: Template | None
+    triggers: tuple[CompiledTrigger, ...]
     permissions: Template | None  # only if the inputs decide
     early_inputs: frozenset[str]  # those that decide the permissions of the plan, or of a plan inside it
     sub_plans: dict[str, "CompiledPlan"]  # by the step that runs it
@@ -288,6 +291,7 @@ def _build_validated(compiled: CompiledPlan | None, problems: list[Problem], *, 
         outputs=MappingProxyType(compiled.outputs),
         run_name=compiled.run_name,
         concurrency_key=compiled.concurrency_key,
+        triggers=compiled.triggers,
         permissions=MappingProxyType(compiled.all_permissions()),
         definitions=tuple(used[name].definition() for name in sorted(used)),
         created_secrets=CreatedSecrets.of((call.step for call in calls), dependencies, finally_ids),
@@ -376,6 +380,7 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
     outputs = _compile_outputs(fresh, dependencies.outer, StepResults(fresh, tools), findings)
     run_name = _compile_run_name(fresh, dependencies.outer, findings)
     key = _compile_key(fresh, dependencies.outer, findings)
+    triggers = compile_triggers(fresh, findings)
     permissions = _compile_permissions(fresh, dependencies.outer, findings)
     early = set[str]() if permissions is None else {*permissions.inputs}
     for call in calls:
@@ -383,7 +388,9 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
             early |= check_early_inputs(call, nested.early_inputs, findings)
     plan_templates = [template for template in (run_name, key, permissions) if template is not None]
     _check_inputs_are_used(fresh, calls, [*outputs.values(), *plan_templates], findings)
-    compiled = CompiledPlan(fresh, calls, dependencies, outputs, run_name, key, permissions, frozenset(early), sub_plans, has_gates)
+    compiled = CompiledPlan(
+        fresh, calls, dependencies, outputs, run_name, key, triggers, permissions, frozenset(early), sub_plans, has_gates
+    )
     if not around:  # a step may use a secret that a step of another plan creates
         _check_created_secrets(compiled, findings)
     if not around and sub_plans and has_gates:

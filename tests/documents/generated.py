@@ -7,7 +7,7 @@ from pydantic import BaseModel, JsonValue
 
 from plan_adapter.model.inventory import HostGroup
 from plan_adapter.model.language import LANGUAGES
-from plan_adapter.model.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow
+from plan_adapter.model.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow, Trigger
 from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30) | st.sampled_from(
@@ -147,6 +147,15 @@ approvals = every_field(
     always_execute=names,
 )
 groups_of_hosts = every_field(HostGroup, hosts=st.dictionaries(texts, mappings, max_size=2), children=names, vars=mappings)
+triggers = every_field(
+    Trigger,
+    event=st.sampled_from(["alert.firing", "警报.*", "*"]),
+    resource=st.dictionaries(texts, texts, max_size=2),
+    when=optional(st.just("${{ event.payload.n > 1 }}")),
+    inputs=mappings,
+    fingerprint=optional(texts.filter(bool)),
+    cooldown_ms=milliseconds,
+)
 plan_fields: dict[str, st.SearchStrategy] = {
     "version": st.just(1),
     "id": st.just("") | ids,
@@ -157,6 +166,7 @@ plan_fields: dict[str, st.SearchStrategy] = {
     "options": options,
     "concurrency": optional(every_field(Concurrency, key=texts, when_busy=st.sampled_from(["refuse", "queue", "cancel_older"]))),
     "approval": optional(approvals),
+    "triggers": st.lists(triggers, max_size=2),
     "isolation": isolations,
     "permissions": tags | st.sampled_from(["${{ inputs.a ? ['甲'] : [] }}", "${{ [inputs.b, 'net'] }}"]),
     "on_failure": optional(st.just("replan")),

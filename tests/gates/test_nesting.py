@@ -25,6 +25,7 @@ LOOSE: Mapping[str, Any] = {
     "inputs": {"x": {"type": "string", "default": "a"}},
     "outputs": {"x": "y"},
     "isolation": "process",
+    "triggers": [{"event": "alert.firing"}],
     "metadata": {"approval": {"approvers": ["intern"]}},
     "tags": ["reviewed"],
     "run_name": "approved",

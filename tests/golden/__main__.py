@@ -32,6 +32,14 @@ PLAN_FIELDS: list[dict[str, Any]] = [
     {"options": {"auto_approve": True, "allow_parallel": True, "max_parallel_steps": 7, "approval_timeout_ms": 9000}},
     {"options": {"continue_on_error": True}},
     {"options": {"stop_on_error": True, "continue_on_error": False}},
+    {
+        "triggers": [
+            {
+                **{"event": "alert.*", "resource": {"k": "v"}, "when": "${{ true }}"},
+                **{"fingerprint": "${{ event.id }}", "cooldown_ms": 60_000},
+            }
+        ]
+    },
     {"options": {"run_window": {"cron": "0 9 * * 1-5", "duration_ms": 3_600_000, "time_zone": "Europe/Berlin"}}},
 ]
 

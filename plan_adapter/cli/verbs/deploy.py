@@ -23,7 +23,7 @@ from plan_adapter.gates.approval import os_user, requires_approval
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.problems import Problem
-from plan_adapter.model.readable import counted, listed
+from plan_adapter.model.readable import counted, listed, one_line
 from plan_adapter.store.store import is_local
 from plan_adapter.validation import validate
 
@@ -91,8 +91,8 @@ def deploy(
         job_variable: `name=value`, a job variable of the work pool, or `env.NAME=value`; may be repeated.
         pull: A YAML or JSON file with `pull`: a list of Prefect's pull steps, which fetch code before a run.
         dry_run: Show what would change, and change nothing.
-        delete: Delete the deployment of the runbook with that name, and its schedule. Its runs, the versions of its plan and its standing
-            approvals stay.
+        delete: Delete the deployment of the runbook with that name, its schedule and the automations of its triggers. Its runs, the
+            versions of its plan and its standing approvals stay.
         yes: Create a missing work pool without asking.
         json: Print one JSON object per deployment.
     """
@@ -317,11 +317,14 @@ def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is
                 "action": deployment.action,
                 "changes": list(deployment.changes),
             }
-            output.json_line("deployment", {**fields, "pool": deployment.pool, "form": form, "dry_run": is_dry})
+            more = {"pool": deployment.pool, "triggers": deployment.automation_names, "form": form, "dry_run": is_dry}
+            output.json_line("deployment", {**fields, **more})
             continue
         what = f"would be {deployment.action}" if is_dry and deployment.action != "unchanged" else deployment.action
         changes = f": {', '.join(deployment.changes)}" if deployment.changes else ""
         output.line(f"{deployment.name}: {what}{changes}")
+        for name in deployment.automation_names:
+            output.line(f"automation: {one_line(name)}")
         if form is not None and (len(done) == 1 or all_forms):
             output.line(f"form: {form}")
 

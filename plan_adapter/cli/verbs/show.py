@@ -25,7 +25,7 @@ from plan_adapter.text.commands import ANY_FIELDS, answer_command
 from plan_adapter.text.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
 from plan_adapter.text.gate_text import split_text
 from plan_adapter.text.preview import name_of_run
-from plan_adapter.text.run_facts import RunAccount, RunFacts, run_facts
+from plan_adapter.text.run_facts import RunAccount, RunFacts, run_facts, trigger_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from plan_adapter.model.plan import ExecutionPlan, Step
     from plan_adapter.model.record import Attempt, PlanRun, Receipt
     from plan_adapter.model.rounds import RoundRecord
+    from plan_adapter.model.triggers import TriggerRecord
     from plan_adapter.text.formatting import Dependencies
 
 SHOWN_CHARACTERS = 500
@@ -142,6 +143,7 @@ class ShownRun:
     plan: "ExecutionPlan"
     attempts: "Sequence[Attempt]"
     receipts: "Sequence[Receipt]"
+    trigger: "TriggerRecord | None" = None  # the event that started it
 
 
 def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
@@ -157,8 +159,8 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
             step["calls"] = [{**asdict(call), "item": item_number(call.item)} for call in found.calls.get(step["id"], ())]
             if step["id"] in found.rounds:
                 step["rounds"] = [asdict(round_) for round_ in found.rounds[step["id"]]]
-        more = {"gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier, "next": found.next_text}
-        output.json_line("run", {**shown, **more})
+        more = {"gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier}
+        output.json_line("run", {**shown, **more, "trigger": _trigger_json(found.trigger), "next": found.next_text})
         return
     if not shows_all:
         output.view(run_lines(account_of(found)))
@@ -168,16 +170,22 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
         ["", "## Steps of earlier versions", "", *(f"- {_earlier_step_line(step)}" for step in found.earlier)] if found.earlier else []
     )
     record = format_plan(run, standing=state.used_standing_approval, calls=found.calls, rounds=found.rounds)
-    text = "\n".join([record.rstrip("\n"), *removed, *changed, *state.lines()])
+    started = ["", trigger_text(found.trigger)] if found.trigger is not None else []
+    text = "\n".join([record.rstrip("\n"), *started, *removed, *changed, *state.lines()])
     output.markdown(text)
     if found.next_text is not None:
         output.note(found.next_text)
 
 
+def _trigger_json(trigger: "TriggerRecord | None") -> dict[str, Any] | None:
+    return None if trigger is None else {"event": trigger.event, "event_id": trigger.event_id, "events": trigger.events}
+
+
 def account_of(found: ShownRun) -> RunAccount:
     """Return the run as people read it."""
     state = found.state
-    notes = [*map(_earlier_step_line, found.earlier), *(str(change) for change in found.code)]
+    notes = [trigger_text(found.trigger)] if found.trigger is not None else []
+    notes += [*map(_earlier_step_line, found.earlier), *(str(change) for change in found.code)]
     return RunAccount(
         facts=found.facts,
         state=found.listed,
@@ -275,6 +283,7 @@ async def find_plan_or_run(source: str) -> "ExecutionPlan | ShownRun":
                 plan,
                 attempts,
                 receipts,
+                await store.trigger_events.of_run(run.id),
             )
         except RunNotFoundError as no_run:
             try:

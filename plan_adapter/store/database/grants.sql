@@ -22,19 +22,19 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, attempts, receipts, commands, approvals, gates,
+REVOKE ALL ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, triggered_runs, step_runs, attempts, receipts, commands, approvals, gates,
     standing_approvals, used_codes, revisions, drafts, model_calls, audit, tombstones, tombstone_signatures, policy_history,
     totp_history, plan_adapter_revision
     FROM PUBLIC, plan_runner, plan_operator, plan_keeper, plan_auditor;
 
-GRANT SELECT ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, attempts, receipts, commands, approvals, gates,
+GRANT SELECT ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, triggered_runs, step_runs, attempts, receipts, commands, approvals, gates,
     standing_approvals, used_codes, revisions, drafts, model_calls, audit, tombstones, tombstone_signatures, policy_history,
     totp_history, plan_adapter_revision
     TO plan_runner, plan_operator, plan_keeper, plan_auditor;
 
-GRANT INSERT ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, attempts, receipts, commands, approvals, gates,
+GRANT INSERT ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, triggered_runs, step_runs, attempts, receipts, commands, approvals, gates,
     standing_approvals, used_codes, revisions, drafts, model_calls, audit TO plan_runner;
-GRANT UPDATE, DELETE ON plans, implied_dependencies, runs, leases, concurrency_keys, step_runs, approvals, gates, standing_approvals,
+GRANT UPDATE, DELETE ON plans, implied_dependencies, runs, leases, concurrency_keys, triggered_runs, step_runs, approvals, gates, standing_approvals,
     used_codes, revisions, drafts TO plan_runner;
 
 GRANT INSERT ON approvals, standing_approvals, used_codes, receipts, audit, policy_history, totp_history TO plan_operator;
@@ -46,7 +46,7 @@ GRANT UPDATE (status, outcome, error, reason) ON step_runs TO plan_operator;
 GRANT UPDATE (owner) ON leases TO plan_operator;
 
 GRANT INSERT ON audit, tombstones, tombstone_signatures TO plan_keeper;
-GRANT DELETE ON runs, leases, concurrency_keys, step_runs, attempts, receipts, commands, approvals, gates, revisions, audit TO plan_keeper;
+GRANT DELETE ON runs, leases, concurrency_keys, triggered_runs, step_runs, attempts, receipts, commands, approvals, gates, revisions, audit TO plan_keeper;
 GRANT UPDATE (inputs, outputs, message, rejection_note, cancel_reason, metadata, rollback, salt, updated_at) ON runs TO plan_keeper;
 GRANT UPDATE (error, reason, items, outputs, salt) ON step_runs TO plan_keeper;
 GRANT UPDATE (parameters, label, salt) ON attempts TO plan_keeper;

@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from plan_adapter.store.database.columns import Instant, SafeText, guard_audit_log, guard_keeping, make_append_only
 
-REVISION = "0002"
+REVISION = "0003"
 """The newest migration. A test checks it."""
 
 REVISION_TABLE = "plan_adapter_revision"
@@ -235,6 +235,20 @@ concurrency_keys = Table(
     Column("key", SafeText, nullable=False),
     Column("since", Instant, nullable=False),  # when the run began to wait for it
     Column("is_held", Boolean, nullable=False),  # until the run has ended
+    Index(None, "tenant_id", "key"),
+    sqlite_with_rowid=False,
+)
+
+triggered_runs = Table(
+    "triggered_runs",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    *_context_columns(),
+    Column("key", Text, nullable=False),  # a digest of the trigger and of the alert's fingerprint
+    Column("event", SafeText, nullable=False),  # the name of the event that started the run
+    Column("event_id", SafeText, nullable=False),
+    Column("events", Integer, nullable=False),  # that came for it, with that one
+    Column("at", Instant, nullable=False),  # when it started the run
     Index(None, "tenant_id", "key"),
     sqlite_with_rowid=False,
 )
@@ -476,5 +490,8 @@ totp_history = Table(
 
 make_append_only(totp_history)
 
-for _table in (runs, leases, concurrency_keys, step_runs, attempts, receipts, commands, approvals, gates, revisions, audit, tombstones):
+for _table in (
+    *(runs, leases, concurrency_keys, triggered_runs, step_runs, attempts, receipts, commands, approvals, gates, revisions, audit),
+    tombstones,
+):
     guard_keeping(_table)

@@ -53,7 +53,10 @@ BOOKKEEPING: Mapping[str, frozenset[str]] = {
 """The columns that no digest covers, by table. They change while others must not, and nothing is decided by them afterwards."""
 
 BOOKKEEPING_TABLES = frozenset(
-    {"concurrency_keys", "standing_approvals", "used_codes", "totp_history", "drafts", "model_calls", "tombstone_signatures"}
+    {
+        *("concurrency_keys", "triggered_runs", "standing_approvals", "used_codes", "totp_history", "drafts", "model_calls"),
+        "tombstone_signatures",
+    }
 )
 """The tables that no digest covers. What a run took from them is in its own record; signatures are checked by themselves."""
 

@@ -91,7 +91,8 @@ def step_gate_text(
     """
     validated = bound.validated
     waits = expiry_sentence(validated.plan, expires_ms, step, nobody=nobody, at=context.at)
-    named = step if step.ask is not None and validated.steps[step.id].goal is None else None  # a question has no name in its heading
+    is_round = validated.steps[step.id].goal is not None
+    named = step if step.ask is not None and not is_round else None  # a question has no name in its heading
     asks = _asking(bound, context, waits, step=named)
     heading = tr("Approve {name}?", name=_called_in_words(step.id, item, label, of_items))
     if step.inner:
@@ -119,20 +120,20 @@ def step_gate_text(
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
     mask, undo_mask = ValueMask.of(bound, expressions=bool(secrets)), ValueMask.of(bound)
     undo = preview_rollback(step.id, validated, Predictions(validated, bound.inputs).of(step))
-    if goal:
+    if is_round:
         heading = tr("The model asks to call {tool}", tool=words(step.tool_name or ""))
-    about = _reason_lines(step) if goal else quoted_description(heading, step.description)
+    about = _reason_lines(step) if is_round else quoted_description(heading, step.description)
     head = [*notice_lines(notices), f"## {heading}", ""]
     group = validated.plan.find_step(step.group)
     alone = group is not None and validated.plan.rolls_back_failed_items(group)
     timeout_ms = validated.plan.timeout_ms_of(step)
-    lowered_from = None if goal else validated.lowered_from(step.id)
+    lowered_from = None if is_round else validated.lowered_from(step.id)
     call = [_call_introduction(step, effect, undo, with_item=alone, lowered_from=lowered_from), ""]
     closing = [" ".join([*known, worst_case_sentence(worst_case_call_ms(step, timeout_ms)), asks]), ""]
     arguments = mask.redact_parameters(step.tool_name or "", parameters)
     left = HEIGHT - height_of([*head, *call, *closing])
     shown, is_whole = first_values(arguments, height=max(left - height_of(about), MIN_CALL_HEIGHT))
-    if not is_whole and not goal:  # the call is worth more than its description
+    if not is_whole and not is_round:  # the call is worth more than its description
         about = []
         shown, is_whole = first_values(arguments, height=max(left, MIN_CALL_HEIGHT))
     first = [*head, *about, *call, *(shown or [f"- {tr('no parameters')}"]), "", *closing]
@@ -140,7 +141,7 @@ def step_gate_text(
     rest += [f"### {tr('The call')}", "", f"- {_attempt_limits(step, timeout_ms)}"]
     rest += secrets_lines(secrets, validated.created_secrets.creators)
     rest += [*_labelled_lines(step), ""]
-    rest += description_section(step.description, is_shown=bool(about) and not goal)
+    rest += description_section(step.description, is_shown=bool(about) and not is_round)
     rest += _rollback_section(undo, undo_mask, with_item=alone)
     mask.has_redacted = mask.has_redacted or undo_mask.has_redacted
     rest += redaction_note(mask)

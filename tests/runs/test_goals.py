@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from uuid import UUID
@@ -14,6 +15,7 @@ from prefect.client.schemas.objects import TaskRunResult
 from plan_adapter import PlanStore, ToolRegistry
 from plan_adapter.engine.connection import Server
 from plan_adapter.errors import InvalidPlanError
+from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates import CallbackApprover
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
@@ -28,13 +30,14 @@ from plan_adapter.model.plan import ExecutionPlan, Step, new_id
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.runs import aresolve_step
 from plan_adapter.runs.resume import execute_resume
-from plan_adapter.runs.run_session import RunRequest
-from plan_adapter.runs.start import execute_plan
+from plan_adapter.runs.run_session import Backend, RunRequest, RunSession
+from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.store import PlanStatus
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import flow_run, logs_of, task_runs
 from tests.execution.pursuing import BROKEN, Board, ScriptedModel, ends, gives_up, goal_plan, reads, says, writes
+from tests.gates.world import Silent
 from tests.runs.lives import EndedError, Life
 
 
@@ -108,6 +111,50 @@ async def test_a_goal_stopped_at_a_gate_resumes_after_the_answer(store: PlanStor
     ended = await resumed(run, board, request, store)
     assert (ended.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
     assert [len(goal.rounds) for goal in model.seen] == [0, 1]
+
+
+async def test_the_gate_of_a_round_shows_the_rounds_before_it(store: PlanStore) -> None:
+    for earlier in (0, 1):
+        model = RoundModel([reads()] * earlier + [writes(note="hello"), ends()])
+        request = RunRequest(goal_model=model, waits=False)
+        run = await started(unapproved(goal_plan()), Board(), request, store)
+        for note in ("", "first"):
+            (gate,) = await store.gates.find(run_id=run.id)
+            text = (await store.gates.get(gate.id)).text
+            assert re.findall("(?m)^- round ([0-9]+)", text) == ["1"] * earlier
+            assert text[text.index("## ") :].startswith("## The model asks to call post\n\n> ")
+            assert ("The model has seen: `look` succeeded: `-`." in text) is bool(earlier)
+            assert ("ana asks for changes: first" in text) is bool(note)
+            await store.gates.answer(
+                gate.id, answer_to(request_of(gate), decision="request_changes", by="ana", known_by="os_user", note="first")
+            )
+            await execute_resume(
+                run.id, tools=ToolRegistry(Board().tools), run_request=request, store=store, offline=True, record_pending=True
+            )
+
+
+@pytest.mark.parametrize("how", ["cancelled", "cancelled in Prefect", "closed"])
+async def test_a_goal_whose_gate_is_closed_says_why(how: str, store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plan_adapter.runs.ending.PREFECT_POLL_SECONDS", 0.05)
+    cancelled = list[str]()
+
+    async def in_prefect() -> str | None:
+        return cancelled[0] if cancelled else None
+
+    request = RunRequest(goal_model=RoundModel([writes(note="hello")]), approver=Silent())
+    bound = bind_inputs(validate(unapproved(goal_plan()), ToolRegistry(Board().tools)))
+    run, backend = await create_run(bound, store, request), Backend(cancellation=in_prefect)
+    task = asyncio.ensure_future(execute_run(RunSession(bound, run, store, request, RunHistory(), backend)))
+    while not (gates := await store.gates.find()) and not task.done():
+        await store.changed(0.05)
+    if how == "cancelled":
+        await store.cancel(run.id, "够了")
+    elif how == "closed":
+        await store.gates.close(gates[0].id, "cancelled")
+    else:
+        cancelled.append("够了")
+    ended = await task
+    assert ended.step("report").error == ("the gate of `report` was closed" if how == "closed" else "够了")
 
 
 async def test_a_standing_approval_does_not_confirm_calls_of_a_goal(store: PlanStore) -> None:

@@ -129,7 +129,8 @@ def _entry_points_on(_folders: tuple[str, ...], **which: str) -> importlib.metad
 def _read_entry_points_once(**which: str) -> importlib.metadata.EntryPoints:
     """Read the entry points of installed packages once, instead of in every test that looks up tools or secrets.
 
-    The command line adds the working folder of a test to `sys.path`. It matters only if a package is installed in it.
+    The command line adds the working folder of a test to `sys.path`. It matters only if a package is installed in it. This replaces
+    `metadata.entry_points`, so modules have to call it by this name.
     """
     folders = tuple(folder for folder in sys.path if folder in _path or any(Path(folder).glob("*-info")))
     return _entry_points_on(folders, **which)

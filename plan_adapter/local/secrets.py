@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,12 +100,12 @@ class EntryPointSecrets:
 
     def place(self, name: str) -> str:
         """Return a phrase with the entry points' names."""
-        known = ", ".join(sorted(point.name for point in entry_points(group=ENTRY_POINT_GROUP)))
+        known = ", ".join(sorted(point.name for point in metadata.entry_points(group=ENTRY_POINT_GROUP)))
         return f"the entry points {ENTRY_POINT_GROUP} ({known or 'none is installed'})"
 
     async def secret(self, name: str) -> str | None:
         """Return the value from the first callable that knows `name`. An error in one ends the search."""
-        for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+        for point in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
             try:
                 value = await _call_entry_point(point.load(), name)
             except Exception as error:  # the message is not repeated, because it may contain a secret

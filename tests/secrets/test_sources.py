@@ -1,6 +1,7 @@
 """Tests of secret sources: the order of the search, and the errors when a secret is missing."""
 
 import asyncio
+from importlib import metadata
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def answer_error(name: str) -> str:
 def install(monkeypatch: pytest.MonkeyPatch, *functions: str) -> None:
     """Register `functions` of this module as entry points."""
     points = [EntryPoint(name, f"{__name__}:{name}", "plan_adapter.secrets") for name in functions]
-    monkeypatch.setattr(secrets, "entry_points", lambda group: EntryPoints(points).select(group=group))
+    monkeypatch.setattr(metadata, "entry_points", lambda group: EntryPoints(points).select(group=group))
 
 
 async def test_the_first_source_that_has_a_secret_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

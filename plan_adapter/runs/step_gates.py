@@ -5,8 +5,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from pydantic import JsonValue
-
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.items import recorded_items
 from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, UnknownOutcome
@@ -123,11 +121,11 @@ class CallGates:
             approval_digest=call.approval_digest,
             expires_ms=self._plan.gate_timeout_ms(call.step),
             context=await gate_context(run, self._plan, keeper.store),
-            of_items=None if self._is_goal(call) else len(recorded_items(self._plan, run, call.step.id)) or None,
+            of_items=len(recorded_items(self._plan, run, call.step.id)) or None,
             nobody=why_nobody_may_answer(gate_policy),
             results={step.id: step.result for step in before} | {step_id: end["result"] for step_id, end in call.before.items()},
-            ends={step.id: _end_in_words(step.status.value, step.reason) for step in before}
-            | {step_id: _end_in_words(str(end["status"]), end["error"]) for step_id, end in call.before.items()},
+            ends={step.id: tr(step.status.value) + (f": {step.reason}" if step.reason else "") for step in before}
+            | {step_id: tr(str(end["status"])) for step_id, end in call.before.items()},
             notices=[*changes, *stale, *group_notices(self._plan, policy, call.step.id)],
             gated=gated_steps(self.approved.bound.validated, policy),
             rounds=await self._rounds_before(call),
@@ -225,7 +223,7 @@ class CallGates:
     async def _answer_at(self, closed: Gate, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the approval or the refusal of the call at a closed gate, or None if the call has to be asked about again."""
         keeper, answer = self.keeper, await self.keeper.answer_at(closed)
-        if closed.end == "answered" and answer is not None:
+        if answer is not None:
             match answer.decision:
                 case "reject":
                     return _rejection(answer)
@@ -240,12 +238,10 @@ class CallGates:
         if closed.end == "expired":
             message = f"{expiry_message(closed)} at the gate of `{closed.step_id}`"
             return GateRefusal(RunReason.EXPIRED, message, ends_run=closed.gate_policy.expires == "reject")
-        if self.stop.is_set:
-            return GateRefusal(RunReason.CANCELLED, self.stop.message, ends_run=False)
-        if call.withdrawn.done():
-            return GateRefusal(RunReason.CANCELLED, f"the gate of `{closed.step_id}` was closed", ends_run=False)
-        reason = await keeper.store.ledger.cancel_request(closed.run_id)
-        return GateRefusal(RunReason.CANCELLED, reason or f"the gate of `{closed.step_id}` was closed")
+        was_closed = f"the gate of `{closed.step_id}` was closed"
+        if self.stop.is_set or call.withdrawn.done():
+            return GateRefusal(RunReason.CANCELLED, self.stop.message or was_closed, ends_run=False)
+        return GateRefusal(RunReason.CANCELLED, await keeper.store.ledger.cancel_request(closed.run_id) or was_closed)
 
     async def _answer_with_defaults(self, expired: Gate, call: GatedCall) -> Approval:
         """Record and return the defaults of the fields as the answer to a question that nobody answered in time."""
@@ -268,13 +264,7 @@ class CallGates:
 
 def _question_of(call: GatedCall) -> str:
     """Return the question that a call asks, secrets redacted."""
-    shown = redacted(call.parameters, expressions=False)
-    return str(shown["question"]) if isinstance(shown, dict) else ""
-
-
-def _end_in_words(status: str, why: JsonValue) -> str:
-    """Return how a step ended, with the reason or the error if there is one."""
-    return tr(status) + (f": {why}" if why else "")
+    return str(redacted(call.parameters["question"]))
 
 
 def _rejection(answer: Approval) -> GateRefusal:

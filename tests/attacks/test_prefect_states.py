@@ -29,7 +29,7 @@ from plan_adapter.runs import aresume_run, arun_plan
 from plan_adapter.store import PlanStatus
 from plan_adapter.tools import as_tool
 from tests.engine.calls import flow_run, task_runs
-from tests.gates.world import World
+from tests.gates.world import World, raise_if_over
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -151,7 +151,7 @@ async def _page(world: World) -> tuple[Gate, UUID]:
             state = (await flow_run(UUID(gate.flow_run_id))).state
             if state is not None and state.is_paused():
                 return gate, UUID(gate.flow_run_id)
-        world.raise_if_over()
+        raise_if_over(world.tasks)
         await asyncio.sleep(0.05)
 
 

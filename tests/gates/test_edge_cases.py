@@ -12,7 +12,7 @@ from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import Approval, ApprovalRequest, Gate
+from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, Gate
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.status import RunReason
@@ -55,6 +55,7 @@ async def test_rejecting_one_item_closes_the_other_gates_and_ends_the_run(world:
     await world.answer(gates[1], "reject", by="bo")
     run = await ended(task)
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
+    assert run.message == "bo rejected it at the gate of `strike`"
     assert await world.store.gates.find() == []
     assert world.struck == []
 
@@ -77,8 +78,15 @@ async def test_a_failed_step_closes_the_gates_of_other_branches(world: World) ->
     plan.add_step("look", "Fail", {"target": "x"}, id="fails", done_when="${{ result == 'y' }}", depends_on=["look"])
     run = await ended(world.start(plan))
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
-    assert run.step("strike").status is StepStatus.SKIPPED
+    assert (run.step("strike").status, run.step("strike").reason) == (StepStatus.SKIPPED, "stopped because `fails` failed")
     assert await world.store.gates.find() == []
+
+
+async def test_a_gate_closed_without_a_reason_cancels_the_run(world: World) -> None:
+    task = world.start(world.plan(gated=True))
+    await world.store.gates.close((await world.gate(step="strike")).id, "cancelled")
+    run = await ended(task)
+    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "the gate of `strike` was closed")
 
 
 GARBAGE: dict[str, Any] = {
@@ -100,7 +108,8 @@ async def test_an_approver_that_returns_no_approval_opens_no_gate_and_gets_an_er
     if gated:
         run = await ended(task)
         assert run.reason is RunReason.REJECTED
-        assert "instead of an approval" in (run.message or "")
+        assert (run.message or "").startswith("at the gate of `strike`: the approver Garbage returned ")
+        assert (run.message or "").endswith(" instead of an approval")
     else:
         with pytest.raises(NotApprovedError, match="instead of an approval"):
             await ended(task)
@@ -162,15 +171,28 @@ async def test_a_call_rejected_while_no_process_waited_stays_rejected_on_resume(
     assert (run.status, run.reason, world.struck) == (PlanStatus.CANCELLED, RunReason.REJECTED, [])
 
 
-async def test_a_new_plan_version_asks_again_about_a_rejected_call(world: World) -> None:
-    plan = world.plan(gated=True)
-    run = await ended(world.start(plan, approver=FixedApprover("request_changes", by="bo", note="look twice")))
-    assert run.reason is RunReason.REJECTED
+@pytest.mark.parametrize(
+    ("decision", "message"),
+    [
+        ("reject", "bo rejected it at the gate of `strike`: look twice"),
+        ("request_changes", "at the gate of `strike`: bo asks for changes: look twice"),
+    ],
+)
+async def test_a_new_plan_version_asks_again_about_a_rejected_call(decision: Decision, message: str, world: World) -> None:
+    plan, asked = world.plan(gated=True), list[str]()
+
+    def approve_and_keep(request: ApprovalRequest) -> bool:
+        asked.append(request.text)
+        return True
+
+    run = await ended(world.start(plan, approver=FixedApprover(decision, by="bo", note="look twice")))
+    assert (run.reason, run.message) == (RunReason.REJECTED, message)
     revised = world.plan(gated=True)
     revised.add_step("look", "Look again", {"target": "b"}, id="again", depends_on=["look"])
     await arevise_run(run.id, revised, tools=world.tools(), by="ana", store=world.store)
-    again = await asyncio.wait_for(world.resume(run.id, approver=FixedApprover()), BOUND_SECONDS)
+    again = await asyncio.wait_for(world.resume(run.id, approver=CallbackApprover(approve_and_keep)), BOUND_SECONDS)
     assert (again.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
+    assert "look twice" not in asked[-1], "the note is about the earlier version"
 
 
 def test_a_limit_that_is_not_a_timedelta_is_refused_with_advice(world: World) -> None:
@@ -199,7 +221,8 @@ async def test_a_gate_closed_by_a_cancellation_says_why(where: str, gated: bool,
         cancellations.append("够了 (by ana)")
     else:
         await world.store.cancel(run.id, "够了 (by ana)")
-    assert (await ended(task)).status is PlanStatus.CANCELLED
+    run = await ended(task)
+    assert (run.status, run.message) == (PlanStatus.CANCELLED, "够了 (by ana)")
     assert [gate_line(event) for event in events if event.kind == "gate_answered"] == [
         f"{'strike' if gated else 'the plan'}: the run ends: 够了 (by ana)"
     ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -9,17 +10,23 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import PlanStore
-from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
+from plan_adapter.errors import NotApprovedError, RunConflictError, UnknownOutcomeError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer
-from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.hooks import Event
+from plan_adapter.model.options import ApprovalPolicy, Question
+from plan_adapter.model.plan import Step
+from plan_adapter.model.readable import moment
 from plan_adapter.model.status import Outcome, RunReason
+from plan_adapter.plans import Input
 from plan_adapter.runs import aresolve_step
+from plan_adapter.runs.step_gates import RESULT_FIELD
 from plan_adapter.store import PlanStatus
-from plan_adapter.store.outcomes import ResolutionRecord
+from plan_adapter.store.outcomes import ResolutionRecord, outcome_digest
+from plan_adapter.tools import ToolContext
 from tests.gates.unknown_outcome import SENDING, Person, UnknownOutcomeWorld
 from tests.gates.world import FormAnswers, Silent
 from tests.processes import Program
@@ -90,6 +97,76 @@ async def test_a_run_at_an_outcome_gate_shows_why_it_waits_and_what_each_answer_
         assert part in gate.text
     assert "hunter2" not in gate.text
     assert not task.done()
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+async def test_an_outcome_gate_asks_for_a_result_only_if_a_step_uses_it(is_used: bool, world: UnknownOutcomeWorld) -> None:
+    plan = world.plan()
+    plan.steps = plan.steps[: 1 + is_used]
+    world.start_with_form(FormAnswers(()), plan)
+    gate = await world.gate()
+    assert f"(run …{gate.run_id[-6:]}), asked by runner.\n" in gate.text
+    assert f" started at {moment((await world.store.attempts(gate.run_id))[0].started_at)} by start 1, by process " in gate.text
+    assert "- why the outcome is unknown: the line went dead\n" in gate.text
+    assert (gate.kind, gate.call_kind, gate.step_id, gate.item, gate.label) == ("outcome", "step", "send", None, None)
+    assert (gate.name, gate.description, gate.expires_at) == (plan.name, "Send it", None)
+    assert (gate.gate_policy.requested_by, gate.fields) == ("runner", RESULT_FIELD if is_used else {})
+    assert gate.approval_digest == outcome_digest((await world.store.attempts(gate.run_id))[0].id)
+
+
+async def test_the_approvers_of_the_plan_around_a_step_answer_its_outcome_gate(world: UnknownOutcomeWorld) -> None:
+    world.settings = Settings(groups={"duty": ["bo"], "others": ["zoe"]})
+    asks = Question(question="Well?", fields={"answer": Input()})
+    inside = Step(id="inside", plan="store:send@1", pinned=world.plan(policy=ApprovalPolicy(approvers=["duty"])))
+    later = Step(id="later", ask=asks, description="Ask", approvers=["others"], depends_on=["inside"])
+    plan = ExecutionPlan(description="Send inside", steps=[inside, later])
+    plan.options.require_approval = False
+    world.start_with_form(FormAnswers(()), plan)
+    gate = await world.gate()
+    assert (gate.step_id, gate.gate_policy.approvers) == ("inside.send", ("bo",))
+    assert "`duty` is a group of PLAN_ADAPTER_GROUPS" in gate.text
+    assert "`others`" not in gate.text
+
+
+async def test_an_outcome_gate_names_the_commands_of_its_own_attempt(world: UnknownOutcomeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = {"a": os.getpid(), "b": os.getppid()}
+
+    @tool(effect="write")
+    async def send(order: str, context: ToolContext, token: str = "") -> str:
+        """Send an order with a command."""
+        assert context.commands is not None
+        context.commands.command_started(pids[order])
+        while pids[order] not in [command.process.pid for command in await world.store.outcomes.commands(context.run_id)]:
+            await world.store.changed(0.05)
+        raise UnknownOutcomeError("the line went dead")
+
+    tools = ToolRegistry([send, world.tools().get("look")])
+    monkeypatch.setattr(world, "tools", lambda: tools)
+    plan = world.plan(orders=[*pids])
+    plan.options.allow_parallel = True
+    world.start_with_form(FormAnswers(()), plan)
+    await world.gate(count=2)
+    for gate in await world.store.gates.find():
+        text = (await world.store.gates.get(gate.id)).text
+        assert [order for order, pid in pids.items() if re.search(rf"Its command \*\*[^*]* pid {pid}\b", text)] == [gate.label]
+        assert f"## Did send\\[{gate.label}\\] take effect?" in text
+
+
+async def test_a_listener_gets_the_step_of_an_outcome_gate(world: UnknownOutcomeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = list[Event]()
+    monkeypatch.setattr(world, "run_request", partial(world.run_request, listener=events.append))
+    await world.start_with_form(FormAnswers((DONE,)))
+    at_gate = [(event.kind, event.step.id) for event in events if event.step is not None and event.gate is not None]
+    assert at_gate == [("gate_opened", "send"), ("gate_answered", "send")]
+
+
+async def test_a_closed_outcome_gate_without_a_receipt_is_an_error(world: UnknownOutcomeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plan_adapter.runs.keeper.POLL_SECONDS", 0.05)
+    task = world.start_with_form(FormAnswers(()))
+    gate = await world.gate()
+    await Sql(world.url).change("UPDATE gates SET \"end\" = 'done', closed_at = opened_at WHERE id = :gate", gate=gate.id)
+    with pytest.raises(RunConflictError, match=f"the gate of `send` in run {gate.run_id} is closed as done, but no receipt records that"):
+        await task
 
 
 async def test_a_wrong_answer_is_refused_with_the_reason(world: UnknownOutcomeWorld) -> None:
@@ -184,6 +261,40 @@ async def test_each_item_gets_its_own_outcome_gate(world: UnknownOutcomeWorld) -
     result: Any = run.step("send").result
     assert result.count("by ana") == 1
     assert len(world.sent) == 4
+
+
+async def test_a_run_has_an_unknown_outcome_until_its_last_outcome_gate_is_closed(world: UnknownOutcomeWorld) -> None:
+    world.unknown_calls = 2
+    plan = world.plan(orders=["a", "b"])
+    plan.options.allow_parallel = True
+    task = world.start_with_form(FormAnswers(()), plan)
+    run_id = (await world.gate(count=2)).run_id
+    gates = await world.store.gates.find()
+    assert [(gate.item, gate.label) for gate in gates] == [(0, "a"), (1, "b")]
+    await world.store.outcomes.resolve(run_id, "send", ResolutionRecord("again", "ana", "os_user"), item=0)
+    while len(world.sent) < 3:
+        await world.store.changed(0.05)
+    run = await world.store.run(run_id)
+    assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.UNKNOWN)
+    await world.store.outcomes.resolve(run_id, "send", ResolutionRecord("abort", "ana", "os_user"), item=1)
+    run = await task
+    assert (run.reason, run.message) == (RunReason.CANCELLED, "ana recorded `abort` for `send[b]`")
+
+
+async def test_a_run_whose_outcome_is_resolved_continues_without_a_reason(
+    world: UnknownOutcomeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[RunReason | None]()
+
+    @tool(effect="read")
+    async def look(order: Any) -> Any:
+        """Look at the run."""
+        seen.extend(run.reason for run in await world.store.runs())
+        return order
+
+    tools = ToolRegistry([world.tools().get("send"), look])
+    monkeypatch.setattr(world, "tools", lambda: tools)
+    assert ((await world.start_with_form(FormAnswers((DONE,)))).status, seen) == (PlanStatus.COMPLETED, [None])
 
 
 async def test_a_gated_step_needs_no_second_approval_in_the_same_start(world: UnknownOutcomeWorld) -> None:

@@ -14,6 +14,7 @@ from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.gates.gate import request_of
 from plan_adapter.model.approvals import Answer
 from plan_adapter.model.options import ApprovalPolicy, Question
+from plan_adapter.model.plan import Step
 from plan_adapter.model.status import RunReason
 from plan_adapter.plans import Input
 from plan_adapter.runs import arevise_run
@@ -62,6 +63,14 @@ async def test_the_heading_is_the_first_line_of_the_question_and_the_full_text_f
     assert "> Switch?\n>\n> The last errors:\n>\n> pool exhausted\n" in gate.text
     await world.answer(gate, result=ANSWER)
     await task
+
+
+async def test_a_password_in_a_question_is_redacted(world: World) -> None:
+    bound = world.bound(plan_with_question(), inputs={"site": "postgres://bo:${{x}}@host and postgres://bo:y@host"})
+    run_request = replace(world.run_request(), waits=False)
+    await execute_plan(bound, run_request=run_request, store=world.store, offline=True, record_pending=True)
+    gate = await world.gate(step="decide")
+    assert gate.description == "Switch to postgres://bo:***@host and postgres://bo:***@host?"
 
 
 async def test_an_altered_answer_is_detected_in_the_record(world: World) -> None:
@@ -149,8 +158,19 @@ async def test_an_expired_question_follows_the_expiry_policy_of_the_plan(
         return
     (_, answer) = await world.store.approvals(run.id)
     assert (answer.by, answer.known_by, answer.result) == ("author", "not_required", {"choice": "switch", "nodes": 2})
+    assert (answer.run_id, answer.step_id, answer.item) == (run.id, "decide", None)
     assert answer.note == "nobody answered within 1 ms: the defaults are the answer"
+    assert run.step("decide").reason == "answered by author (not_required)"
     assert verify(await world.store.export(run.id)).ok
+
+
+async def test_the_defaults_are_recorded_as_the_answer_about_their_item(world: World) -> None:
+    plan = plan_with_question(timeout_ms=1, fields=ALL_DEFAULTS, expires="default")
+    question = plan.steps[0].model_copy(update={"ask": Question(question="Switch ${{ item }}?", fields=ALL_DEFAULTS)})
+    plan.steps = [Step(id="sites", for_each="${{ ['东', '西'] }}", steps=[question])]
+    run = await world.start(plan)
+    answers = [row for row in await world.store.approvals(run.id) if row.step_id is not None]
+    assert (run.status, [(row.step_id, row.item) for row in answers]) == (PlanStatus.COMPLETED, [("decide", 0), ("decide", 1)])
 
 
 async def test_a_run_without_an_approver_stops_at_its_question_and_uses_the_answer_on_resume(world: World) -> None:

@@ -24,7 +24,7 @@ from plan_adapter.store import PlanStatus
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.unknown_outcome import Person
-from tests.gates.world import FormAnswers
+from tests.gates.world import FormAnswers, raise_if_over
 from tests.store.conftest import on_both_databases
 
 
@@ -111,6 +111,7 @@ class RollbackWorld:
     async def gate(self) -> Gate:
         """Wait for an open gate and return it with its text."""
         while not (found := await self.store.gates.find()):
+            raise_if_over(self.tasks)
             await self.store.changed(0.5)
         return await self.store.gates.get(found[-1].id)
 

@@ -12,7 +12,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import Step
-from plan_adapter.model.record import Attempt
+from plan_adapter.model.record import Attempt, Receipt
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs.plan_approval import end_expired
 from plan_adapter.runs.start import execute_plan
@@ -235,7 +235,7 @@ async def test_an_expired_detached_run_is_ended_by_the_next_process_that_checks_
 async def test_an_unanswered_gate_ends_the_run_as_expired(gated: bool, world: World) -> None:
     run = await world.start(world.plan(gated=gated, timeout_ms=300))
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
-    assert "nobody answered within 300 ms" in (run.message or "")
+    assert run.message == "nobody answered within 300 ms" + (" at the gate of `strike`" if gated else "")
     assert world.struck == []
 
 
@@ -400,6 +400,24 @@ def disk_full_at(intent: Callable[[StoreRecorder, Attempt], Awaitable[None]], *,
         await intent(recorder, attempt)
 
     return write
+
+
+async def test_an_approval_of_an_interrupted_call_does_not_approve_its_repetition(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, tools = world.plan(gated=True), world.tools(effect="idempotent_write")
+    receipt_of = StoreRecorder.receipt
+
+    def disk_full(recorder: StoreRecorder, receipt: Receipt) -> None:
+        if receipt.step_id == "strike":
+            raise StoreError("the disk is full")
+        receipt_of(recorder, receipt)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreRecorder, "receipt", disk_full)
+        with pytest.raises(StoreError):
+            await world.start(plan, approver=FixedApprover(), tools=tools)
+    (interrupted,) = await world.store.runs()
+    refused = await world.resume(interrupted.id, approver=FixedApprover("reject"), tools=tools)
+    assert (refused.reason, world.struck) == (RunReason.REJECTED, ["a"])
 
 
 async def test_a_call_approval_used_in_an_earlier_start_is_asked_for_again(world: World) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from plan_adapter.gates.gate import GateForms
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, ApprovalRequest, Gate
 from plan_adapter.model.hooks import Event
-from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.options import ApprovalPolicy, Question
+from plan_adapter.model.plan import Step
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs import arevise_run
 from plan_adapter.runs.plan_approval import end_overdue
@@ -25,7 +27,8 @@ from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.run_session import Backend, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.store import PlanStatus, StepStatus
-from tests.gates.questions import plan_with_question
+from plan_adapter.text.gate_text import at_minute
+from tests.gates.questions import FIELDS, plan_with_question
 from tests.gates.test_questions import ANSWER
 from tests.gates.world import FixedApprover, FormAnswers, World
 from tests.store.conftest import on_both_databases
@@ -144,6 +147,82 @@ async def test_a_disallowed_answer_for_a_detached_run_leaves_the_gate_open(world
     assert (await resumed(world, run.id)).status is PlanStatus.COMPLETED
 
 
+# What a gate shows and records
+
+
+async def test_a_gate_shows_what_led_to_the_call_and_who_may_answer_until_when(world: World) -> None:
+    world.settings = Settings(approvers=("sre",), groups={"sre": ["bo"]})
+    plan = world.plan(gated=True, timeout_ms=60_000)
+    plan.add_step("look", "Not now", {"target": "x"}, id="aside", when="${{ inputs.target == 'b' }}")
+    plan.add_step("look", "Look at something else", {"target": "y"}, id="elsewhere")
+    plan.steps[1].depends_on = ["look", "aside"]
+    run = await detached(world, plan)
+    gate = await world.store.gates.get((await world.gate(step="strike")).id)
+    first, _, rest = gate.text.partition("### The call")
+    skipped = "`aside` skipped: its condition is false: ${{ inputs.target == 'b' }}"
+    until = at_minute(gate.expires_at or gate.opened_at, since=gate.opened_at)
+    assert first.startswith("**⚠️ `sre` is a group of PLAN_ADAPTER_GROUPS in the process that opened this gate")
+    assert "## Approve strike?\n\n> Strike it\n\n**It writes and cannot be undone.** It calls `strike` with:\n\n- `target`: `a`\n" in first
+    assert f"\n\nBefore it: `look` completed: `a`; {skipped}. " in first
+    assert f"(run …{run.id[-6:]}), asked by runner. Rejected if nobody answers by {until} (1 min).\n" in first
+    assert f"### What it depends on\n\n- `look` completed: `a`\n- {skipped}: `null`\n\n### Digests" in rest
+    assert f"approval digest\n{gate.approval_digest}\n" in rest
+    assert (gate.name, gate.description, gate.item, gate.label) == (run.name, "Strike it", None, None)
+    assert (gate.kind, gate.call_kind, gate.fields) == ("approval", "step", {})
+    assert (gate.gate_policy.approvers, gate.gate_policy.requested_by) == (("bo",), "runner")
+
+
+async def test_a_gate_of_a_step_in_a_group_shows_the_earlier_steps_of_its_item(world: World) -> None:
+    call: dict[str, Any] = {"tool_name": "look", "description": "Look", "parameters": {"target": "${{ item }}"}}
+    inner = [
+        Step(id="look", **call),
+        Step(id="never", when="${{ item == 'x' }}", **call),
+        Step(id="strike", depends_on=["look", "never"], requires_approval=True, **{**call, "tool_name": "strike"}),
+    ]
+    plan = ExecutionPlan(description="Strike each")
+    plan.options.require_approval = False
+    plan.steps.append(Step(id="nodes", for_each="${{ ['b', 'c'] }}", label="${{ 'node ' + item }}", steps=inner))
+    await detached(world, plan)
+    gate = await world.store.gates.get((await world.gate(step="strike")).id)
+    assert (gate.item, gate.label) == (0, "node b")
+    assert gate.text.startswith("## Approve strike for node b (1 of 2)?\n")
+    assert "Before it: `look` completed: `b`; `never` skipped. " in gate.text
+    assert "### What it depends on\n\n- `look` completed: `b`\n- `never` skipped: `null`\n" in gate.text
+
+
+async def test_a_gate_inside_a_sub_plan_follows_the_rules_of_that_plan(world: World) -> None:
+    world.settings = Settings(groups={"duty": ["bo"], "others": ["zoe"]})
+    inner = world.plan(gated=True, timeout_ms=60_000, policy=ApprovalPolicy(approvers=["duty"]))
+    asks = Question(question="Well?", fields=FIELDS)
+    later = Step(id="later", ask=asks, description="Ask", approvers=["others"], depends_on=["inside"])
+    plan = ExecutionPlan(description="Strike inside", steps=[Step(id="inside", plan="store:strike@1", pinned=inner), later])
+    plan.options.require_approval = False
+    await detached(world, plan)
+    gate = await world.store.gates.get((await world.gate(step="inside.strike")).id)
+    assert (gate.gate_policy.approvers, gate.expires_at) == (("bo",), gate.opened_at + timedelta(minutes=1))
+    assert " (1 min).\n" in gate.text
+    assert "`duty` is a group of PLAN_ADAPTER_GROUPS" in gate.text
+    assert "`others`" not in gate.text
+
+
+async def test_a_gate_that_nobody_may_answer_says_why(world: World) -> None:
+    world.settings = Settings(approvers=("bo",))
+    await detached(world, world.plan(gated=True, policy=ApprovalPolicy(approvers=["ana"])))
+    gate = await world.store.gates.get((await world.gate(step="strike")).id)
+    assert "**Nobody may answer: the environment variable PLAN_ADAPTER_APPROVERS excludes everything" in gate.text
+
+
+async def test_a_question_names_only_later_writes_that_ask_nobody(world: World) -> None:
+    for gated in (False, True):
+        plan = plan_with_question()
+        plan.steps[1].requires_approval = gated
+        run = await detached(world, plan)
+        (gate,) = await world.store.gates.find(run_id=run.id)
+        text = (await world.store.gates.get(gate.id)).text
+        assert ("cannot be undone: `strike`" in text) is not gated
+    assert gate.description == "Switch to 东站?"
+
+
 # Requests for changes
 
 
@@ -170,6 +249,13 @@ async def test_a_detached_run_with_a_change_request_is_asked_again_or_revised(wo
     again = await world.gate(step="strike")
     assert again.id != gate.id
     assert "bo asks for changes: look twice" in (await world.store.gates.get(again.id)).text
+
+
+async def test_an_approver_that_requests_changes_leaves_the_gate_of_a_detached_run_to_others(world: World) -> None:
+    run = await detached(world, approver=FixedApprover("request_changes", note="look twice"))
+    assert (run.status, run.reason, world.struck) == (PlanStatus.PENDING_APPROVAL, None, [])
+    gate = await world.store.gates.get((await world.gate(step="strike")).id)
+    assert gate.text.count("ana asks for changes: look twice") == 1
 
 
 async def test_a_change_request_in_the_plan_form_opens_a_new_gate(world: World) -> None:

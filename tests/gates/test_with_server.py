@@ -35,7 +35,7 @@ from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.store import PlanStatus
 from tests.engine.gates import flow_run, form_text, resume
 from tests.gates.questions import plan_with_question
-from tests.gates.world import Silent, World
+from tests.gates.world import Silent, World, raise_if_over
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -65,7 +65,7 @@ async def shown(world: World, *, step: str | None = None, after: Gate | None = N
             forms = [form for form in await open_forms() if form.keyset == gate.keyset]
             if forms:
                 return gate, UUID(forms[0].flow_run_id)
-        world.raise_if_over()
+        raise_if_over(world.tasks)
         await asyncio.sleep(0.05)
 
 

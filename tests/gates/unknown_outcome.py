@@ -16,7 +16,7 @@ from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.run_session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.validation import bind_inputs, validate
-from tests.gates.world import FormAnswers
+from tests.gates.world import FormAnswers, raise_if_over
 
 SENDING = """
 from typing import Any
@@ -113,6 +113,7 @@ class UnknownOutcomeWorld:
             found = await self.store.gates.find()
             if len(found) >= count:
                 return await self.store.gates.get(found[-1].id)
+            raise_if_over(self.tasks)
             await self.store.changed(0.5)
 
     async def close(self) -> None:

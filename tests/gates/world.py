@@ -1,7 +1,7 @@
 """Shared helpers for gate tests: a store with tools that record their calls, runs that wait at a gate, and approvers."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -151,13 +151,8 @@ class World:
             found = [gate for gate in await self.store.gates.find() if gate.step_id == step]
             if len(found) >= count:
                 return found[-1]
-            self.raise_if_over()
+            raise_if_over(self.tasks)
             await self.store.changed(0.5)
-
-    def raise_if_over(self) -> None:
-        """Fail if every run has ended, because no gate can open then."""
-        if self.tasks and all(run.done() for run in self.tasks):
-            raise AssertionError(f"every run has ended: {[run.result().reason for run in self.tasks]}")
 
     async def detached(self, plan: ExecutionPlan | None = None) -> tuple[PlanRun, Gate]:
         """Return a run that waits for an approval without a process, and its gate."""
@@ -198,6 +193,12 @@ class World:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+def raise_if_over(tasks: Sequence["asyncio.Task[PlanRun]"]) -> None:
+    """Fail if every run has ended, because no gate can open then."""
+    if tasks and all(run.done() for run in tasks):
+        raise AssertionError(f"every run has ended: {[run.result().reason for run in tasks]}")
 
 
 def another(approval: Approval, **changes: Any) -> Approval:

@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.items import recorded_items
 from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, UnknownOutcome
 from plan_adapter.gates.approval import (
@@ -47,7 +46,6 @@ class CallGates:
 
     approved: ApprovedPlan
     keeper: GateKeeper
-    stop: Stop
     policy: EffectivePolicy  # as of this start; answers are checked against the current policy
     asked_before: Collection[str] = ()  # steps that had a gate and ended in an earlier start
     _closed_gates: list[Gate] | None = field(default=None, init=False)  # gates closed before this start
@@ -239,8 +237,8 @@ class CallGates:
             message = f"{expiry_message(closed)} at the gate of `{closed.step_id}`"
             return GateRefusal(RunReason.EXPIRED, message, ends_run=closed.gate_policy.expires == "reject")
         was_closed = f"the gate of `{closed.step_id}` was closed"
-        if self.stop.is_set or call.withdrawn.done():
-            return GateRefusal(RunReason.CANCELLED, self.stop.message or was_closed, ends_run=False)
+        if call.withdrawn.done():  # the run ends, and says why
+            return GateRefusal(RunReason.CANCELLED, was_closed, ends_run=False)
         return GateRefusal(RunReason.CANCELLED, await keeper.store.ledger.cancel_request(closed.run_id) or was_closed)
 
     async def _answer_with_defaults(self, expired: Gate, call: GatedCall) -> Approval:

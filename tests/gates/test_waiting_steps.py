@@ -212,6 +212,13 @@ async def test_a_gate_that_nobody_may_answer_says_why(world: World) -> None:
     assert "**Nobody may answer: the environment variable PLAN_ADAPTER_APPROVERS excludes everything" in gate.text
 
 
+async def test_a_listener_gets_the_step_of_a_gate(world: World) -> None:
+    events = list[Event]()
+    await world.start(world.plan(gated=True), approver=FixedApprover(), listener=events.append)
+    at_gate = [(event.kind, event.step.id) for event in events if event.step is not None and event.gate is not None]
+    assert at_gate == [("gate_opened", "strike"), ("gate_answered", "strike")]
+
+
 async def test_a_question_names_only_later_writes_that_ask_nobody(world: World) -> None:
     for gated in (False, True):
         plan = plan_with_question()

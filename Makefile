@@ -19,6 +19,7 @@ test: $(STAMP)  ## check, and run the tests at the same time
 	@$(MAKE) --no-print-directory --jobs=2 check tests
 
 tests:
+	@$(PYTHON) -m compileall -q plan_adapter  # once, not in each process
 	@$(PYTHON) -m pytest --numprocesses 4 --no-loadscope-reorder
 
 thorough: $(STAMP)  ## run the tests of corner cases: gates on PostgreSQL, servers that hang, workers that are released, signals at gates

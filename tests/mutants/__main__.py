@@ -47,7 +47,7 @@ class Module:
             "only_mutate": [self.path],
             "also_copy": ALSO_COPIED,
             "pytest_add_cli_args_test_selection": ["-k", "not postgresql and not contradictory", *self.tests],
-            "pytest_add_cli_args": ["-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", *STABLE_IDS],
+            "pytest_add_cli_args": ["-p", "no:cacheprovider", "-p", "no:xdist.plugin", "--hypothesis-seed=0", *STABLE_IDS],
             "process_isolation": "forkserver",  # a test leaves threads, which no fork should inherit
             "children": children,
         }

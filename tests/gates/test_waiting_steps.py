@@ -207,8 +207,11 @@ async def test_a_gate_inside_a_sub_plan_follows_the_rules_of_that_plan(world: Wo
 
 async def test_a_gate_that_nobody_may_answer_says_why(world: World) -> None:
     world.settings = Settings(approvers=("bo",))
-    await detached(world, world.plan(gated=True, policy=ApprovalPolicy(approvers=["ana"])))
-    gate = await world.store.gates.get((await world.gate(step="strike")).id)
+    plan = world.plan(policy=ApprovalPolicy(approvers=["ana"]))
+    plan.options.require_approval, plan.steps[0].requires_approval = False, True
+    await detached(world, plan)
+    gate = await world.store.gates.get((await world.gate(step="look")).id)
+    assert "It reads and changes nothing. It calls `look` with:" in gate.text
     assert "**Nobody may answer: the environment variable PLAN_ADAPTER_APPROVERS excludes everything" in gate.text
 
 
@@ -322,6 +325,18 @@ async def test_a_call_approval_that_violates_the_current_policy_is_asked_for_aga
     assert "the approval by ana is stale" in (await world.store.gates.get(again.id)).text
     await world.answer(again, by="bo")
     assert ((await resumed(world, run.id)).status, world.struck) == (PlanStatus.COMPLETED, ["a"])
+
+
+async def test_an_approval_from_before_a_revision_is_reported_if_it_is_stale(world: World) -> None:
+    run = await detached(world)
+    await world.answer(await world.gate(step="strike"))
+    plan = plan_with_branches(world)
+    plan.add_step("look", "One more", {"target": "d"}, id="more", depends_on=["after"])
+    await arevise_run(run.id, plan, tools=world.tools(), by="bo", store=world.store)
+    world.settings = Settings(approvers=("bo",))
+    assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
+    again = await world.gate(step="strike")
+    assert "the approval by ana is stale" in (await world.store.gates.get(again.id)).text
 
 
 # Without a process

@@ -38,7 +38,8 @@ async def test_each_item_is_approved_before_its_first_step(cluster: Cluster, sto
         assert f". drain**: `do` `drain {node}`" in first.partition("**Can be undone:**")[2]
         assert f"· `what` `restart {node}`" in text
         assert f"· undone with `what` `undrain {node}`" in text
-    ends = ("Before it: a completed", "Before it: a completed.*; b completed")
+    seen = [rf"{node} completed: `check {node} seen, \d+ ms`" for node in "ab"]
+    ends = (rf"Before it: {seen[0]}\.", rf"Before it: {'; '.join(seen)}\.")
     assert "Before it" not in asked[0] and all(re.search(end, text) for end, text in zip(ends, asked[1:], strict=True))
     assert [(row.step_id, row.item) for row in await store.approvals(ended.id) if row.step_id] == [("nodes", 0), ("nodes", 1), ("nodes", 2)]
 

@@ -365,6 +365,13 @@ async def test_a_step_gate_that_expires_without_a_process_ends_the_run_as_expire
     assert ended.step("strike").status is StepStatus.SKIPPED
 
 
+async def test_the_expired_gate_of_another_run_does_not_expire_the_same_call(world: World) -> None:
+    run = await detached(world)
+    other = await after_expiry(world, await detached(world, plan_with_branches(world, timeout_ms=60_000)))
+    assert other.reason is RunReason.EXPIRED
+    assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
+
+
 async def test_an_expired_run_asks_again_when_it_is_resumed_and_keeps_its_completed_steps(world: World) -> None:
     ended = await after_expiry(world, await detached(world, plan_with_branches(world, timeout_ms=60_000)))
     before = {attempt.step_id: attempt.number for attempt in await world.store.attempts(ended.id)}

@@ -14,11 +14,13 @@ from plan_adapter.engine.connection import use_server
 from plan_adapter.gates.approval import answer_to, os_user, text_to_sign, with_current_policy
 from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.identity import DIGEST_BEGINNING, Identity, ProofContext, approval_from, verify_answer
+from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.gates.signatures import default_key, sign
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, Resolution
 from plan_adapter.model.errors import ContentChangedError, NoServerError, NotApprovedError, RunConflictError
+from plan_adapter.model.language import tr
 from plan_adapter.model.options import CallKind
 from plan_adapter.model.plan import GOAL
 from plan_adapter.model.problems import did_you_mean
@@ -108,7 +110,8 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
     refuse_mismatched_answer(request, options.decision, options.fields)
     policy = await store.policy.effective(settings)
     if gate.attended is False or policy.number is not None:
-        gate_policy = with_current_policy(gate.gate_policy, await store.get(run.digest), policy, step_id=gate.step_id)
+        plan = await store.get(run.digest)
+        gate_policy = with_current_policy(gate.gate_policy, plan, policy, step_id=gate.step_id, kind=gate.kind)
         request = replace(request, gate_policy=gate_policy)
     is_named = gate.step_id is None or selector.step is not None or selector.digest is not None
     may_ask = may_confirm(selector, as_json=as_json)
@@ -138,7 +141,9 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
         await _end_rejected_run(run, approval, store)
         await show_end_in_prefect(run.id, store, settings)
     next_text = what_happens_next(gate, run, approval_decision(options))
-    if (
+    if closed.end is None:
+        next_text = tr("recorded: {progress}", progress=progress_in_words(request.gate_policy, closed.agreements))
+    elif (
         options.decision != "request_changes"
         and gate.gate_policy.release
         and not await _wake_released_run(closed, approval, settings)
@@ -259,7 +264,7 @@ async def confirm(what: str, options: AnswerOptions, asked: Question) -> None:
 
 
 def print_answer(gate: "Gate", approval: "Approval", next_text: str, *, as_json: bool) -> None:
-    """Print the answer, and what happens next."""
+    """Print the answer, and what happens next. A gate that is still open needs more approvals."""
     if as_json:
         answer: dict[str, Any] = {"decision": approval.decision, "by": approval.by, "known_by": approval.known_by, "note": approval.note}
         if gate.kind == "question":
@@ -268,7 +273,8 @@ def print_answer(gate: "Gate", approval: "Approval", next_text: str, *, as_json:
         output.json_line("answer", fields)
         return
     what = gate.name if gate.step_id is None else f"step {gate_place(gate)} of {gate.name}"
-    output.line(f"{decision_word(gate, approval.decision)} {what}, by {approval.by} ({approval.known_by}): run {gate.run_id}")
+    said = decision_word(gate, approval.decision) if gate.end is not None else "one approval of"
+    output.line(f"{said} {what}, by {approval.by} ({approval.known_by}): run {gate.run_id}")
     output.note(next_text)
 
 
@@ -447,7 +453,7 @@ async def _submit_answer(
 
     try:
         approval = await _verified_approval(answer_with_proof(options, request, settings), request, store, settings)
-        return await store.gates.answer(gate.id, approval), approval
+        return await store.gates.answer(gate.id, approval, gate_policy=request.gate_policy), approval
     except NotApprovedError as error:
         refusal = f"{options.decision} is refused: {error}"
         await store.ledger.record_refusal(gate.run_id, refusal, by=options.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)

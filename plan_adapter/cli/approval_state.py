@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from plan_adapter.cli.records import gate_place
 from plan_adapter.gates.approval import refusal, requires_approval, why_nobody_may_answer
 from plan_adapter.gates.identity import identity_of_account
+from plan_adapter.gates.quorum import progress_line
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import ANSWERED, Approval, Decision, Gate, StandingApproval
 from plan_adapter.model.language import later, tr
@@ -261,7 +262,7 @@ def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labe
     if row.step_id is not None:
         step = prose(call_name(row.step_id, row.item, labels.get((row.step_id, row.item))))
         answered = tr("{answered} step {step}", answered=answered, step=step)
-    who = f"{prose(row.by)} ({row.known_by})"
+    who = " and ".join(f"{prose(given.by)} ({given.known_by})" for given in (*row.agreements, row))
     if row.standing_id is None:
         return tr("{answered} by {who} at {when}", answered=answered, who=who, when=moment(row.at)) + note
     given, used = standing.get(row.standing_id), moment(row.at)
@@ -297,6 +298,8 @@ def gate_line(gate: Gate, now: datetime) -> str:
         since += tr(", until {when} ({left})", when=moment(gate.expires_at), left=time_left(gate.expires_at, now))
     if names is not None:
         since += tr("; only {names} may answer", names=listed([prose(name) for name in names], 5) or tr("nobody"))
+    if gate.gate_policy.quorum > 1:
+        since += f"; {prose(progress_line(gate.gate_policy, gate.agreements))}"
     return f"{since}; {tr(RELEASED if gate.is_released else ATTENDED[gate.attended])}"
 
 

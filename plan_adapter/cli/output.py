@@ -38,6 +38,7 @@ DANGEROUS_WARNINGS = (
     "secret-created-twice",
     "open-read",
     "nobody-may-answer",
+    "bad-quorum",
     "weak-proof",
     "endless-gate",
 )

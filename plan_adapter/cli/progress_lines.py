@@ -156,7 +156,7 @@ def gate_line(event: Event) -> str:
     """Return a line about a gate: what it waits for, or how it was closed."""
     assert event.gate is not None
     place = gate_place(event.gate) if event.gate.step_id is not None else tr("the plan")
-    if event.kind == "gate_refused":
+    if event.kind in ("gate_refused", "gate_agreed"):
         return f"{place}: {one_line(event.message or tr('an answer was refused'))}"
     if event.kind == "gate_answered":
         closed = tr("replaced by a new version of the plan") if event.gate.end == "superseded" else event.message
@@ -222,7 +222,7 @@ def plain_lines(event: Event) -> list[str]:
             return [f"{step}: {failed_attempt_text(event)}"]
         case "gate_opened":
             return opened_lines(event)[:1]
-        case "gate_refused" | "gate_answered":
+        case "gate_refused" | "gate_agreed" | "gate_answered":
             return [gate_line(event)]
         case "log":
             return [f"{step} | {text}" for text in (event.message or "").splitlines()]

@@ -72,6 +72,8 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "end": gate.end,
         "approvers": gate_policy.approvers,
         "known_by": gate_policy.known_by,
+        "quorum": gate_policy.quorum,
+        "approved_by": [{"by": row.by, "known_by": row.known_by, "at": row.at} for row in gate.agreements],
         "self_approval": gate_policy.self_approval,
         "requested_by": gate_policy.requested_by,
         "revised_by": gate_policy.revised_by,

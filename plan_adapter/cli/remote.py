@@ -109,13 +109,16 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
             await answer_form(form, answer_with_proof(options, request, settings))
         except RunConflictError as error:
             raise UsageError(str(error)) from error
-        refused = None if form.is_unattended else await _wait_for_refusal(form)
-    if refused is not None:
-        raise NotApprovedError(f"the run refused this answer: {refused}")
+        shown_again = None if form.is_unattended else await _wait_for_next_form(form)
+    if shown_again is not None and (shown_again.refused is not None or shown_again.progress is None):
+        raise NotApprovedError(f"the run refused this answer: {shown_again.refused or 'it asks again'}")
+    what = form.name if form.step_id is None else f"step {_step_name(form)} of {form.name}"
     if as_json:
-        output.json_line("answer", {**_form_json(form, server), "decision": options.decision})
+        output.json_line("answer", {**_form_json(shown_again or form, server), "decision": options.decision})
+    elif shown_again is not None:
+        output.line(f"one approval of {what}: run {form.run_id}")
+        output.note(tr("recorded: {progress}", progress=shown_again.progress))
     else:
-        what = form.name if form.step_id is None else f"step {_step_name(form)} of {form.name}"
         output.line(f"{decision_word(form, options.decision)} {what}: run {form.run_id}")
         next_step = f"no process is waiting: `plan resume {form.run_id}`, on a machine with the store, verifies the answer and continues"
         output.note(next_step if form.is_unattended else "the run has received the answer and is verifying it")
@@ -154,15 +157,18 @@ def _find_form(forms: "list[OpenForm]", selector: GateSelector, options: AnswerO
     return matching[0]
 
 
-async def _wait_for_refusal(form: "OpenForm") -> str | None:
-    """Wait a few seconds and return why the run refuses the answer; None if it does not refuse it in that time."""
+async def _wait_for_next_form(form: "OpenForm") -> "OpenForm | None":
+    """Wait a few seconds and return the form that the run shows after an answer; None if it shows none in that time.
+
+    The form says why the answer was refused, or which approvals are missing.
+    """
     from plan_adapter.engine.gate_forms import open_forms  # imports Prefect
 
     deadline = time.monotonic() + REFUSAL_SECONDS
     while time.monotonic() < deadline:
         for current in await open_forms():
             if current.gate_id == form.gate_id and current.keyset != form.keyset:
-                return current.refused or "it asks again"
+                return current
         await asyncio.sleep(POLL_SECONDS)
     return None
 
@@ -212,6 +218,7 @@ def _form_json(form: "OpenForm", server: Server) -> dict[str, Any]:
         "flow_run_id": form.flow_run_id,
         "link": server.run_url(form.flow_run_id),
         "refused": form.refused,
+        "progress": form.progress,
         "has_form": not form.is_lost,
     }
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 from prefect.input import RunInput
 from pydantic import ConfigDict, Field, JsonValue, create_model
 
+from plan_adapter.gates.quorum import progress_line
 from plan_adapter.model.approvals import GATE_ANSWERS, Answer, ApprovalRequest, GateKind, GatePolicy
 from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.options import Input
@@ -152,6 +153,8 @@ def form_description(
     parts = [first, *([_FOLD.format(tr(_ALL_DETAILS)), *named, rest, "</details>"] if rest else named)]
     if not takes_codes:
         parts.insert(0, f"**{tr('This form does not accept one-time codes.')}** {open_form_notice(request)}")
+    if request.agreements:
+        parts.insert(0, f"**{prose(progress_line(request.gate_policy, request.agreements))}**")
     if refused:
         consequence = tr("Nothing has run") if request.step_id is None else tr("This call was not made")
         consequence = tr("Nothing was decided") if request.kind != "approval" else consequence

@@ -43,6 +43,7 @@ from plan_adapter.engine.form import (
 from plan_adapter.engine.outgoing import LogWriter, label, log_writer, markdown, state_message
 from plan_adapter.engine.states import WAITING, flow_end, unattended_state
 from plan_adapter.gates.approval import PendingGate
+from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GateKind, PauseKind, keyset_of
 from plan_adapter.model.errors import InvalidAnswerError, NoServerError, RunConflictError
 from plan_adapter.model.language import tr
@@ -90,6 +91,7 @@ class GateLabels:
     label: str | None  # the item's label, None if it is known by number
     call_kind: CallKind
     is_lost: bool  # Prefect does not keep the form
+    progress: str | None  # how many of several approvals there are, in words; None: the gate has none yet, or needs only one
     first_digest: str  # of the content that the page showed first; empty: of this one
 
     @property
@@ -118,6 +120,7 @@ def form_labels(
         "label": request.label,
         "call_kind": request.call_kind,
         "lost": "yes" if is_lost else None,
+        "progress": progress_in_words(request.gate_policy, request.agreements) if request.agreements else None,
         "first": first_digest or request.approval_digest,
     }
     # Prefect merges labels, so outdated ones must be overwritten.
@@ -146,6 +149,7 @@ def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
             label=one_line(texts["label"]) if texts.get("label") else None,
             call_kind="rollback" if texts.get("call_kind") == "rollback" else "step",
             is_lost=bool(texts.get("lost")),
+            progress=texts.get("progress") or None,
             first_digest=texts.get("first", ""),
         )
     except ValueError:
@@ -491,7 +495,7 @@ async def resume_released(gate: Gate, approval: Approval | None) -> None:
             if approval is None:
                 next_state = Cancelled(name="Expired", message="nobody answered in time")
             else:
-                message = f"{approval.decision} by {one_line(approval.by)} ({approval.known_by})"
+                message = f"{approval.decision} by {one_line(approval.givers)}"
                 next_state = Scheduled(name="Resuming", message=state_message(message))
             await client.set_flow_run_state(UUID(gate.flow_run_id), next_state)
     except ObjectNotFound:

@@ -38,6 +38,7 @@ from plan_adapter.engine.form import (
 from plan_adapter.engine.gate_forms import SERVER_ERRORS, GatePause, current_flow, leave_paused, read_labels
 from plan_adapter.engine.outgoing import MAX_NOTE_CHARACTERS, LogWriter, log_writer, paragraphs, publish_text, state_message
 from plan_adapter.gates.approval import PendingGate
+from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.model.approvals import Approval, Decision, Gate, GateKind
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import listed, one_line, safe_name
@@ -197,7 +198,7 @@ class GatePage:
             self.finished.set()
 
     async def ask(self) -> None:
-        """Show the form until an answer is accepted or `finished` is set. Raises GateCancelledError and what `pending` raises."""
+        """Show the form until an answer closes the gate or `finished` is set. Raises GateCancelledError and what `pending` raises."""
         refused = self._pending.request.refused
         if not self.finished.is_set():
             self._write_log(waiting_message(self._pending.request))
@@ -209,8 +210,12 @@ class GatePage:
             except _GateClosedError:
                 return
             else:
-                if refused is None:
+                if refused is None and self._pending.closed.done():
                     return
+                if refused is None:
+                    request = self._pending.request
+                    self._write_log(tr("recorded: {progress}", progress=progress_in_words(request.gate_policy, request.agreements)))
+                    continue
                 self._write_log(f"answer refused: {one_line(refused)[:MAX_NOTE_CHARACTERS]}; asking again")
 
     async def read_end(self) -> State:
@@ -235,7 +240,7 @@ class GatePage:
             log.info("flow run %s still shows the form of its closed gate: the server did not respond in time", self._flow_run_id)
 
     async def _show_once(self, refused: str | None) -> str | None:
-        """Show the form once. Return why it must be shown again, or None if it need not be."""
+        """Show the form once. Return why the answer was refused, or None if it was recorded."""
         pause, started_at = GatePause(self._flow_run_id, self._client, run=self._run), asyncio.get_running_loop().time()
         await self._enter(pause)
         await pause.record(self._pending)  # an answer must be found even if this process ends as soon as the form exists
@@ -509,6 +514,8 @@ async def _closing_state(pending: PendingGate, approval_of: ApprovalOf | None) -
         return Completed(name="Answered", message="answered")
     name = later("Answered") if approval.result is not None else _DECISION_STATE_NAMES[approval.decision]
     message = tr("{decision} by {who} ({proof})", decision=tr(name), who=one_line(approval.by), proof=approval.known_by)
+    if approval.agreements:
+        message = tr("{decision} by {who}", decision=tr(name), who=one_line(approval.givers))
     if approval.note:
         message += f": {one_line(approval.note)[:MAX_NOTE_CHARACTERS]}"
     if approval.decision == "approve":

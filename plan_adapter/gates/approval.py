@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 from pydantic import JsonValue
 
 from plan_adapter.gates.policy import EffectivePolicy, intersect
-from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, GatePolicy
+from plan_adapter.gates.quorum import nobody_is_named, why_quorum_out_of_reach
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, GateKind, GatePolicy
 from plan_adapter.model.errors import ContentChangedError, InvalidAnswerError, NotApprovedError
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import ApprovalPolicy
@@ -75,7 +76,10 @@ class PendingGate(Protocol):
         ...
 
     async def submit(self, answer: Answer) -> str | None:
-        """Submit `answer`. Return why it was refused, as text for the person, or None if the gate is now closed or already was."""
+        """Submit `answer`. Return why it was refused, as text for the person, or None if it was recorded or the gate was closed already.
+
+        An approval that needs others as well is recorded, and leaves the gate open: `request` then has it among its agreements.
+        """
         ...
 
     async def record_form(self, *, flow_run_id: str, keyset: str) -> None:
@@ -128,9 +132,18 @@ def answer_to(
 
 
 def gate_policy_of(
-    plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by: str, revised_by: str = "", step_id: str | None = None
+    plan: ExecutionPlan,
+    policy: EffectivePolicy,
+    *,
+    requested_by: str,
+    revised_by: str = "",
+    step_id: str | None = None,
+    kind: GateKind = "approval",
 ) -> GatePolicy:
-    """Return the gate policy of `plan`, or of the gate of a step: the stricter of its own policy and `policy`, with groups as names."""
+    """Return the gate policy of `plan`, or of the gate of a step: the stricter of its own policy and `policy`, with groups as names.
+
+    The largest quorum of the plans there and of `policy` applies to an approval. One person answers any other `kind` of gate.
+    """
     step = None if step_id is None else plan.find_step(step_id)
     policies, stored = plan.policies_at(step), policy.stored
     named, proofs = None, None
@@ -146,6 +159,7 @@ def gate_policy_of(
     return GatePolicy(
         approvers=approvers,
         known_by=known_by,
+        quorum=max(policy.quorum, *(own.quorum for own in policies), 1) if kind == "approval" else 1,
         self_approval=all(own.self_approval for own in policies) and policy.self_approval,
         requested_by=requested_by,
         revised_by=revised_by,
@@ -156,7 +170,9 @@ def gate_policy_of(
     )
 
 
-def with_current_policy(gate_policy: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None) -> GatePolicy:
+def with_current_policy(
+    gate_policy: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None, kind: GateKind = "approval"
+) -> GatePolicy:
     """Return the current form of `gate_policy`, the policy that an open gate started with.
 
     No process that resumes the run changes it. But people who joined a group of the store's policy since then can answer as well, and that
@@ -164,7 +180,8 @@ def with_current_policy(gate_policy: GatePolicy, plan: ExecutionPlan, policy: Ef
     """
     if policy.number is None:
         return gate_policy
-    today = gate_policy_of(plan, policy, requested_by=gate_policy.requested_by, revised_by=gate_policy.revised_by, step_id=step_id)
+    requested_by, revised_by = gate_policy.requested_by, gate_policy.revised_by
+    today = gate_policy_of(plan, policy, requested_by=requested_by, revised_by=revised_by, step_id=step_id, kind=kind)
     approvers = gate_policy.approvers
     if approvers is not None and today.approvers is not None:
         named = (*(name for names in plan.approvers_at(step_id) for name in names), *policy.named)
@@ -180,6 +197,7 @@ def strictest(first: GatePolicy, *others: GatePolicy) -> GatePolicy:
             first,
             approvers=intersect(first.approvers, other.approvers),
             known_by=intersect(first.known_by, other.known_by),
+            quorum=max(first.quorum, other.quorum),
             self_approval=first.self_approval and other.self_approval,
             excluded_by=first.excluded_by or other.excluded_by,
         )
@@ -220,6 +238,8 @@ def refusal(gate_policy: GatePolicy, identity: "Identity", *, decision: Decision
     if gate_policy.known_by is not None and known_by not in gate_policy.known_by:
         proofs = " or ".join(gate_policy.known_by) or f"a proof that nobody can give: {_exclusion_reason(gate_policy.excluded_by)}"
         return f"{one_line(by)} is identified only by {known_by}; an answer here needs {proofs}"
+    if decision == "approve" and gate_policy.quorum > 1 and gate_policy.approvers is None:
+        return nobody_is_named(gate_policy)
     if decision == "approve" and not gate_policy.self_approval and by in (gate_policy.requested_by, gate_policy.revised_by):
         did = "started this run" if by == gate_policy.requested_by else "changed this run"
         others = [name for name in gate_policy.approvers or () if name not in (gate_policy.requested_by, gate_policy.revised_by)]
@@ -229,8 +249,9 @@ def refusal(gate_policy: GatePolicy, identity: "Identity", *, decision: Decision
 
 
 def why_nobody_may_answer(gate_policy: GatePolicy) -> str | None:
-    """Return why nobody at all may answer under this gate policy, or None."""
-    return _exclusion_reason(gate_policy.excluded_by) if gate_policy.approvers == () or gate_policy.known_by == () else None
+    """Return why nobody at all may answer under this gate policy, or too few people may approve, or None."""
+    excluded = gate_policy.approvers == () or gate_policy.known_by == ()
+    return _exclusion_reason(gate_policy.excluded_by) if excluded else why_quorum_out_of_reach(gate_policy)
 
 
 def refuse_operation(plan: ExecutionPlan, policy: EffectivePolicy, *, by: str, operation: Operation) -> None:

@@ -97,6 +97,7 @@ def request_of(gate: Gate) -> ApprovalRequest:
         kind=gate.kind,
         call_kind=gate.call_kind,
         fields=gate.fields,
+        agreements=gate.agreements,
     )
 
 
@@ -113,7 +114,7 @@ def closing_message(gate: Gate, answer: Approval | None, resolution: Receipt | N
     if answer is None:
         return expiry_message(gate) if gate.end == "expired" else gate.end or ""
     verb = "answered" if gate.kind == "question" and answer.decision == "approve" else ANSWERED[answer.decision]
-    return f"{verb} by {answer.by} ({answer.known_by})" + (f": {answer.note}" if answer.note else "")
+    return f"{verb} by {answer.givers}" + (f": {answer.note}" if answer.note else "")
 
 
 def changes_text(answer: Approval) -> str:

@@ -2,16 +2,18 @@
 
 import asyncio
 import re
+from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Protocol
 
 from plan_adapter.gates.approval import answer_to, approval_text_to_sign, decision_of, os_user, read_answer, refusal, text_to_sign
 from plan_adapter.gates.policy import EffectivePolicy
+from plan_adapter.gates.quorum import why_already_given
 from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.gates.totp import CodeStore, check_code
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate
+from plan_adapter.model.approvals import Agreement, Answer, Approval, ApprovalRequest, Gate, GatePolicy, person_of
 from plan_adapter.model.errors import ContentChangedError, NotApprovedError
 from plan_adapter.model.record import AUTHOR
 
@@ -86,6 +88,16 @@ def recorded_identity(row: RecordedAnswer) -> Identity:
     return Identity(row.by, row.known_by, _CHECKED)
 
 
+def agreements_that_count(gate_policy: GatePolicy, agreements: Iterable[Agreement], *, approval_digest: str) -> list[Agreement]:
+    """Return the first agreement to this content by each different person who may approve it under `gate_policy`."""
+    first = dict[str, Agreement]()
+    for agreement in agreements:
+        is_allowed = refusal(gate_policy, recorded_identity(agreement), decision="approve") is None
+        if is_allowed and agreement.approval_digest == approval_digest:
+            first.setdefault(person_of(agreement.by), agreement)
+    return [*first.values()]
+
+
 def identity_of_given(approval: Approval, request: ApprovalRequest | Gate | None, policy: EffectivePolicy | None = None) -> Identity:
     """Return the identity behind an approval that a program in this process passed, at the gate of `request` or, with None, at none.
 
@@ -130,6 +142,10 @@ async def verify_proof(answer: Answer, request: ApprovalRequest, proof_context: 
 async def approval_from(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Approval:
     """Return `answer` as an approval. Raise NotApprovedError, which says why, if its giver is not identified or not allowed."""
     decision = decision_of(answer)
+    if decision == "approve" and request.agreements:  # before a code is used up
+        counted = agreements_that_count(request.gate_policy, request.agreements, approval_digest=request.approval_digest)
+        if (reason := why_already_given(request.gate_policy, counted, answer.by)) is not None:
+            raise NotApprovedError(reason)
     result = read_answer(request, answer.result) if request.kind == "question" and decision == "approve" else None
     known_by = (await verify_answer(answer, request, proof_context)).known_by
     return answer_to(
@@ -176,6 +192,23 @@ def recheck_signature(approval: Approval, request: ApprovalRequest | Gate, polic
     if approval.signature is None:
         raise NotApprovedError(f"the approval by {approval.by} is recorded as signed, but has no signature")
     verify_signature(_text_of_approval(request, approval), approval.signature, allowed=allowed_signers(policy), by=approval.by)
+
+
+def recheck_agreement(agreement: Agreement, gate: Gate, policy: EffectivePolicy) -> None:
+    """Return if `agreement` is correctly signed for `gate`, or not recorded as signed; raise NotApprovedError otherwise."""
+    recheck_signature(
+        Approval(
+            id=agreement.id,
+            approval_digest=agreement.approval_digest,
+            decision="approve",
+            by=agreement.by,
+            known_by=agreement.known_by,
+            at=agreement.at,
+            signature=agreement.signature,
+        ),
+        gate,
+        policy,
+    )
 
 
 def identity_without_proof(answer: Answer) -> Identity:

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, JsonValue, field_validator
 from plan_adapter.documents import read_typed
 from plan_adapter.documents.typed import build
 from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import people_in
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.options import EFFECTS, DocumentModel, Effect, KnownBy
 from plan_adapter.model.problems import Problem
@@ -43,6 +44,8 @@ class Policy(DocumentModel):
     """The members of each group. With a policy in the store, groups from the environment are ignored."""
     known_by: list[KnownBy] = Field(default_factory=list)
     """The accepted proofs of identity at any gate."""
+    quorum: int = Field(default=1, ge=1)
+    """How many different people must approve at any gate for an approval, at least."""
     self_approval: bool = True
     """Whether the person who started a run can approve it."""
     gate_effects: list[Effect] = Field(default_factory=list)
@@ -79,7 +82,16 @@ def policy_of(document: dict[str, JsonValue]) -> Policy:
 
 
 def _find_mistakes(policy: Policy) -> list[Problem]:
-    return [*_bad_names(policy), *_bad_signers(policy)]
+    return [*_bad_names(policy), *_bad_quorum(policy), *_bad_signers(policy)]
+
+
+def _bad_quorum(policy: Policy) -> list[Problem]:
+    """Return the problem of a policy that demands more approvals than it has approvers. Without approvers, the plans name them."""
+    able = people_in(EffectivePolicy(groups=policy.groups).members(policy.approvers) or ())
+    if not able or len(able) >= policy.quorum:
+        return []
+    message = f"{policy.quorum} different people must approve, and `approvers` names only {' and '.join(able)}"
+    return [Problem("bad-quorum", at="quorum", message=message, hint="name more approvers, or lower the quorum")]
 
 
 def _bad_names(policy: Policy) -> list[Problem]:
@@ -124,6 +136,7 @@ class EffectivePolicy:
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     named: tuple[str, ...] = ()  # approvers as written, both names and groups
     known_by: tuple[KnownBy, ...] | None = None
+    quorum: int = 1
     self_approval: bool = True
     gate_effects: tuple[Effect, ...] = ()
     allow_unapproved: bool = True
@@ -140,8 +153,8 @@ class EffectivePolicy:
 def effective_policy(settings: Settings, policy: Policy | None = None, *, number: int | None = None) -> EffectivePolicy:
     """Return the combination of `settings` and the store's `policy`.
 
-    With a policy, groups and signers come from the policy alone. Names and proofs must be accepted by both, the stricter boolean applies,
-    and gate effects add up.
+    With a policy, groups and signers come from the policy alone. Names and proofs must be accepted by both, the larger quorum and the
+    stricter boolean apply, and gate effects add up.
     """
     if policy is None:
         store_policy, groups = Policy(), settings.groups
@@ -158,6 +171,7 @@ def effective_policy(settings: Settings, policy: Policy | None = None, *, number
         operators=intersect(shared.members(settings.operators), shared.members(store_policy.operators)),
         named=(*settings.approvers, *store_policy.approvers),
         known_by=intersect(tuple(settings.known_by) or None, tuple(store_policy.known_by) or None),
+        quorum=max(settings.quorum, store_policy.quorum),
         self_approval=settings.allow_self_approval and store_policy.self_approval,
         gate_effects=tuple(effect for effect in EFFECTS if effect in effects),
         allow_unapproved=settings.allow_unapproved and store_policy.allow_unapproved,

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from plan_adapter.gates.approval import answer_to, os_user, refusal
 from plan_adapter.gates.conversation import Conversation, ask_fields
 from plan_adapter.gates.identity import identity_of_account
+from plan_adapter.gates.quorum import progress_line, why_already_given
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Resolution
 from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.readable import call_name, moment, one_line, plain, visible
@@ -35,6 +36,8 @@ def gate_summary(request: ApprovalRequest) -> str:
         call = tr(", step {name}", name=name) if name else ""
         shown.append(one_line(f"{request.name}{call}: {request.description}"))
     shown.append("")
+    if request.agreements:
+        shown.append(progress_line(request.gate_policy, request.agreements))
     if request.expires_at is not None:
         shown.append(tr("waiting for an answer until {when}", when=moment(request.expires_at)))
     if is_approval:
@@ -153,6 +156,7 @@ class TerminalApprover:
                 say(tr("you cannot answer here: {why}; {hint}", why=reason, hint=_proof_hint(request)))
             return
         reason = refusal(request.gate_policy, identity_of_account(), decision="approve")
+        reason = reason or why_already_given(request.gate_policy, request.agreements, self._user)
         if reason is not None:
             hint = _proof_hint(request)
             if request.kind == "question":

@@ -104,6 +104,9 @@ class Settings(BaseModel):
     """The accepted proofs of an approver's identity at any gate: ssh_signature, totp, os_user, form, unverified. Empty: those of the plan.
     """
 
+    quorum: int = Field(default=1, ge=1)
+    """How many different people must approve at any gate for an approval, at least. A plan and the store's policy may ask for more."""
+
     allow_self_approval: bool = True
     """Whether the person who started a run may approve it."""
 

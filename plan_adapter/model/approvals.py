@@ -3,10 +3,11 @@
 Times are aware datetimes in UTC, by the store's clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeAlias, get_args
+from unicodedata import normalize
 
 from pydantic import JsonValue
 
@@ -63,6 +64,38 @@ def pause_kind_of(keyset: str) -> PauseKind | None:
     return next((known for known in get_args(PauseKind) if known == kind), None)
 
 
+AGREE = "agree"
+"""What the store records as the decision of an agreement, next to the decisions of answers."""
+
+
+def person_of(name: str) -> str:
+    """Return what two forms of one name have in common. A quorum counts people, whatever the case or Unicode form of their names."""
+    return normalize("NFKC", normalize("NFKC", name).casefold()).strip()
+
+
+def people_in(names: Iterable[str]) -> list[str]:
+    """Return the first form of each different person's name."""
+    found = dict[str, str]()
+    for name in names:
+        found.setdefault(person_of(name), name)
+    return [*found.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """One person's approval at a gate that needs more of them. By itself it closes no gate and lets nothing run."""
+
+    id: str  # its own id
+    gate_id: str  # the gate it was given at
+    approval_digest: str  # the content that was shown
+    by: str  # who gave it
+    known_by: str  # a `KnownBy`
+    at: datetime  # when
+    note: str = ""  # what they wrote
+    signature: str | None = None  # an armored SSH signature of `approval_text_to_sign`
+    expires_at: datetime | None = None  # until when it counts; None: no limit
+
+
 @dataclass(frozen=True, slots=True)
 class Approval:
     """One recorded answer: the content it covers, who gave it, how they were identified, and until when it is valid."""
@@ -83,6 +116,17 @@ class Approval:
     signature: str | None = None  # an armored SSH signature of `approval_text_to_sign`
     used_at: datetime | None = None  # when the run or the call started with it
     result: JsonValue = None  # the answer to a question, by field
+    agreements: tuple[Agreement, ...] = ()  # the approvals by others at its gate, which it completes
+
+    @property
+    def people(self) -> list[str]:
+        """Who gave the answer: several people if its gate needed more than one."""
+        return [*(agreement.by for agreement in self.agreements), self.by]
+
+    @property
+    def givers(self) -> str:
+        """The people with the proofs of their identity: `ana (totp) and ben (ssh_signature)`."""
+        return " and ".join(f"{row.by} ({row.known_by})" for row in (*self.agreements, self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +149,7 @@ class GatePolicy:
 
     approvers: tuple[str, ...] | None = None  # names, with groups resolved; None: anyone
     known_by: tuple[str, ...] | None = None  # None: any proof
+    quorum: int = 1  # how many different approvers must approve; always 1 for a question and an unknown outcome
     self_approval: bool = True
     requested_by: str = ""  # who started the run
     revised_by: str = ""  # who replaced an earlier version with the content in question
@@ -139,6 +184,7 @@ class Gate:
     label: str | None = None  # the item's name; None: its number
     call_kind: CallKind = "step"  # `rollback`: the call rolls back the step
     fields: Mapping[str, Input] = field(default_factory=dict[str, Input])  # of the answer to a question
+    agreements: tuple[Agreement, ...] = ()  # the approvals it has so far, oldest first, if it needs more than one
 
     @property
     def has_form(self) -> bool | None:
@@ -186,6 +232,7 @@ class ApprovalRequest:
     label: str | None = None  # the item's name; None: its number
     call_kind: CallKind = "step"  # `rollback`: the call rolls back the step
     fields: Mapping[str, Input] = field(default_factory=dict[str, Input])  # of the answer to a question
+    agreements: tuple[Agreement, ...] = ()  # the approvals that the gate has so far, if it needs more than one
 
 
 @dataclass(frozen=True, slots=True)

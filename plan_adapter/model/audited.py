@@ -151,8 +151,8 @@ class ChangeRecord:
         return _SEPARATE[self.approved_by]
 
     def is_separate(self, approval: Approval) -> bool | None:
-        """Return whether the approver is neither the requester nor an author. None if one of those is not recorded."""
-        if approval.by == self.run.requested_by or approval.by in self.authors:
+        """Return whether no approver is the requester or an author. None if one of those is not recorded."""
+        if not {self.run.requested_by, *self.authors}.isdisjoint(approval.people):
             return False
         return None if self.run.requested_by is None or not self.authors else True
 

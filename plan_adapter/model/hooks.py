@@ -29,6 +29,7 @@ EventKind: TypeAlias = Literal[
     "gate_opened",  # a person is asked about the step, or about the whole plan if `step` is None; see `gate`
     "gate_shown",  # a step gate's form has its own page: that of the flow run named in `gate`
     "gate_refused",  # an answer given in a form was refused and is asked for again; `message` says whose and why
+    "gate_agreed",  # an approval at a gate that needs more of them; `message` says whose, and whom the gate waits for
     "gate_answered",  # the gate is closed; `gate` says how, `message` by whom and their note
     "spoken",  # what the model of a goal says to the person in a round, except at a gate, which shows it itself; `message` is the text
     "log",  # a line of a step's log (a command's output, the tool's own logger)

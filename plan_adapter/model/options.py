@@ -169,6 +169,11 @@ class ApprovalPolicy(PlanPart):
         default_factory=list,
         description="The names, groups and deployments that may run, resume, revise, cancel and roll back. Empty means anyone.",
     )
+    quorum: int = Field(
+        default=1,
+        ge=1,
+        description="How many different approvers must approve. One is enough to reject, and for questions and unknown outcomes.",
+    )
     self_approval: bool = Field(default=True, description="Whether the person who started the run may approve it.")
     known_by: list[KnownBy] = Field(default_factory=list, description="The accepted proofs of an approver's identity. Empty means any.")
     effects: list[Effect] = Field(
@@ -193,7 +198,7 @@ class ApprovalPolicy(PlanPart):
         """Return whether this policy accepts every answer that a gate with the policy `other` accepts."""
         who = not self.approvers or {*self.approvers} == {*other.approvers}
         proof = not self.known_by or bool(other.known_by and {*other.known_by} <= {*self.known_by})
-        return who and proof and (self.self_approval or not other.self_approval)
+        return who and proof and self.quorum <= other.quorum and (self.self_approval or not other.self_approval)
 
 
 class RunWindow(PlanPart):

@@ -221,6 +221,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A name under `approvers` is empty, or contains invisible characters or spaces around it, so it can match nobody. Write "
             "names and groups exactly as in the settings and the policy."
         ),
+        "bad-quorum": (
+            "More people must approve than the plan names, or it names none. `quorum` counts different people among `approvers`; a group "
+            "counts as its members. As a warning: no run starts unless one of the names is a group with enough members."
+        ),
         "bad-operator": (
             "A name under `operators` is empty, or contains invisible characters or spaces around it, so it can match nobody. Write "
             "names, groups and deployments (`flow/deployment`) exactly as in the settings, the policy and Prefect."
@@ -248,7 +252,8 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "weak-proof": (
             "The policy accepts a proof of identity (a signature, a one-time code, an account), but also a name that anyone can "
-            "claim, so the proof is worth nothing. Remove the weaker one from `known_by`."
+            "claim, so the proof is worth nothing. Remove the weaker one from `known_by`. With a `quorum`, one person could claim "
+            "several names."
         ),
         "many-gates": (
             "A step with a gate of its own has a `for_each` with many items, and each of them asks. Approve the whole plan instead, "

@@ -152,6 +152,8 @@ def _describe_call(step: Step, validated: ValidatedPlan) -> str:
 def _describe_approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     gate_policy = gate_policy_of(validated.plan, policy, requested_by="")
     who = "anyone" if gate_policy.approvers is None else listed([words(name) for name in gate_policy.approvers], 20) or "nobody"
+    if gate_policy.quorum > 1:
+        who = f"{gate_policy.quorum} of {who}"
     gated = [code(step_id) for step_id in gated_steps(validated, policy)]
     if requires_approval(validated.plan, policy):
         return f"each run waits for an approval by {who}" + (f" and asks again before {listed(gated, 20)}" if gated else "")

@@ -1,6 +1,7 @@
 """`GateAnswers`: checks who answers at a gate, and whether an earlier approval still satisfies the current policy."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,14 +12,17 @@ from plan_adapter.gates.gate import changes_text
 from plan_adapter.gates.identity import (
     Identity,
     ProofContext,
+    agreements_that_count,
     approval_from,
     identity_of_given,
     is_signed,
+    recheck_agreement,
     recheck_signature,
     recorded_identity,
     verify_answer,
 )
 from plan_adapter.gates.policy import EffectivePolicy
+from plan_adapter.gates.quorum import why_too_few
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError
@@ -29,11 +33,14 @@ from plan_adapter.store.redaction import without_secrets
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.commands import open_form_notice
 
+log = logging.getLogger(__name__)
+
 
 async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings) -> str | None:
     """Return why `answer` is a stale approval, or None. Only an unused approval from a gate can be stale.
 
-    The policy, groups and allowed signers may have changed since the answer, or may differ in the process that took it.
+    The policy, groups and allowed signers may have changed since the answer, or may differ in the process that took it. Of several
+    approvals at its gate, those count that the policy would accept today.
     """
     if answer.decision != "approve" or answer.gate_id is None or answer.used_at is not None:
         return None
@@ -43,16 +50,29 @@ async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: 
 async def _why_stale_under(
     policy: EffectivePolicy, answer: Approval, gate_id: str, plan: ExecutionPlan, run: PlanRun, store: PlanStore
 ) -> str | None:
-    gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=answer.step_id)
+    kind = "approval" if answer.result is None else "question"
+    gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=answer.step_id, kind=kind)
     if (reason := refusal(gate_policy, recorded_identity(answer), decision=answer.decision)) is not None:
         return reason
-    if not is_signed(answer):
-        return None
-    try:
-        await asyncio.to_thread(recheck_signature, answer, await store.gates.get(gate_id), policy)
-    except NotApprovedError as error:
-        return str(error)
-    return None
+    if is_signed(answer):
+        try:
+            await asyncio.to_thread(recheck_signature, answer, await store.gates.get(gate_id), policy)
+        except NotApprovedError as error:
+            return str(error)
+    return None if gate_policy.quorum == 1 else await _why_too_few(gate_policy, policy, answer, gate_id, store)
+
+
+async def _why_too_few(gate_policy: GatePolicy, policy: EffectivePolicy, answer: Approval, gate_id: str, store: PlanStore) -> str | None:
+    """Return why too few people approved with `answer` and before it at its gate, as the policy is now, or None."""
+    gate, people = await store.gates.get(gate_id), list[str]()
+    for agreement in agreements_that_count(gate_policy, answer.agreements, approval_digest=answer.approval_digest):
+        try:
+            await asyncio.to_thread(recheck_agreement, agreement, gate, policy)
+        except NotApprovedError as error:
+            log.info("an approval by %s at gate %s no longer counts: %s", agreement.by, gate_id, error)
+        else:
+            people.append(agreement.by)
+    return why_too_few(gate_policy, [*people, answer.by])
 
 
 async def earlier_answer_notices(
@@ -77,12 +97,13 @@ class GateAnswers:
     redact: Callable[[JsonValue], JsonValue] = lambda value: value  # redacts secrets in notes and results
 
     async def close(self, gate: Gate, answer: Answer, request: ApprovalRequest) -> Gate:
-        """Verify `answer`, close `gate` with it, and return the closed gate.
+        """Verify `answer`, close `gate` with it, and return the closed gate. It is still open if it needs more approvals.
 
         Raises NotApprovedError if the answer is refused, and RunConflictError if another answer came first.
         """
         if gate.kind != "outcome" or gate.step_id is None:
-            return await self.store.gates.answer(gate.id, await self._verify_approval(answer, request))
+            approval, gate_policy = await self._verify_approval(answer, request)
+            return await self.store.gates.answer(gate.id, approval, gate_policy=gate_policy)
         await self.store.outcomes.resolve(
             gate.run_id, gate.step_id, await self._verify_resolution(answer, request), item=gate.item, kind=gate.call_kind
         )
@@ -102,7 +123,8 @@ class GateAnswers:
         if policy.number is None or request.run_id is None:
             return request.gate_policy
         run = await self.store.run(request.run_id, with_steps=False)
-        return with_current_policy(request.gate_policy, await self.store.get(run.digest), policy, step_id=request.step_id)
+        plan = await self.store.get(run.digest)
+        return with_current_policy(request.gate_policy, plan, policy, step_id=request.step_id, kind=request.kind)
 
     async def resolution_at(self, gate: Gate) -> Receipt | None:
         """Return the receipt with the resolution that closed `gate`, or None if it is open or not an outcome gate."""
@@ -112,13 +134,13 @@ class GateAnswers:
         receipts = [row for row in await self.store.receipts(gate.run_id) if (row.step_id, row.item, row.kind) == call]
         return next((row for row in receipts if row.ended_at == gate.closed_at and row.by is not None), None)
 
-    async def _verify_approval(self, answer: Answer, request: ApprovalRequest) -> Approval:
-        """Return `answer` as an approval, with its identity verified and allowed. Raises NotApprovedError."""
+    async def _verify_approval(self, answer: Answer, request: ApprovalRequest) -> tuple[Approval, GatePolicy]:
+        """Return `answer` as an approval, with its identity verified and allowed, and the gate policy. Raises NotApprovedError."""
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
         gate_policy = await self._gate_policy_under(proof_context.policy, request)
         approval = await approval_from(answer, replace(request, gate_policy=gate_policy), proof_context)
-        return without_secrets(approval, self.redact)
+        return without_secrets(approval, self.redact), gate_policy
 
     async def _verify_resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
         """Return `answer` as a resolution, with its identity verified and allowed. Raises NotApprovedError."""

@@ -13,9 +13,10 @@ from typing import Any, Literal
 from plan_adapter.execution.cancellation import Stop, first_reason
 from plan_adapter.gates.approval import Approver, approves_in_advance, asks_again, read_answer, refusal
 from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, request_of
+from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.local import telemetry
 from plan_adapter.local.crash_points import reached
-from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.hooks import Event, Listener, call_hook, notify
 from plan_adapter.model.readable import item_number
@@ -60,11 +61,11 @@ class OpenGate:
         self._form_flow_run_id: str | None = None  # the flow run that shows the form, if it is not the run's own
 
     async def submit(self, answer: Answer) -> str | None:
-        """Submit `answer`. Return why it was refused, or None if it closed the gate or the gate was closed already."""
+        """Submit `answer`. Return why it was refused, or None if it was recorded or the gate was closed already."""
         if self.closed.done():
             return None
         try:
-            self._set_closed(await self._answers.close(self.gate, answer, self.request))
+            self.take_state(await self._answers.close(self.gate, answer, self.request))
         except NotApprovedError as error:
             message = f"{answer.decision} is refused: {error}"
             await self._store.ledger.record_refusal(
@@ -88,7 +89,7 @@ class OpenGate:
             approval = replace(approval, known_by=identity.known_by, standing_id=None, used_at=None)
             if self.gate.kind == "question" and approval.decision == "approve":
                 approval = replace(approval, result=read_answer(self.gate, approval.result))
-            return await self._close_with(without_secrets(approval, self._answers.redact))
+            return await self._answer_with(without_secrets(approval, self._answers.redact), gate_policy)
         except NotApprovedError as error:
             return str(error)
 
@@ -116,8 +117,8 @@ class OpenGate:
             gate = await store.gates.get(self.gate.id)
             if gate.end is None and deadline is not None and time.monotonic() >= deadline:
                 gate = await store.gates.expire(self.gate.id)
+            self.take_state(gate)
             if gate.end is not None:
-                self._set_closed(gate)
                 return
             left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
             await store.changed(min(POLL_SECONDS, max(0.01, left)))
@@ -152,15 +153,29 @@ class OpenGate:
     async def leave_when_done(self, left: "asyncio.Future[None]") -> None:
         """Stop waiting at the gate once `left` is done. The gate stays open."""
         await asyncio.wait({left})
+        self.leave()
+
+    def leave(self) -> None:
+        """Stop waiting at the gate, which stays open."""
         if not self.closed.done():
             self.closed.set_result(self.gate)
 
-    async def _close_with(self, approval: Approval) -> None:
+    def take_state(self, gate: Gate) -> None:
+        """Take over the state of the gate in the store: whether it is closed, or which approvals it has so far."""
+        if gate.end is not None:
+            self._set_closed(gate)
+        elif len(gate.agreements) > len(self.request.agreements):
+            self.gate = replace(self.gate, agreements=gate.agreements)
+            self.request = replace(self.request, agreements=gate.agreements)
+            message = f"{gate.agreements[-1].by} approved: {progress_in_words(gate.gate_policy, gate.agreements)}"
+            notify(self._listener, Event("gate_agreed", self._run, message=message, gate=self.gate))
+
+    async def _answer_with(self, approval: Approval, gate_policy: GatePolicy) -> None:
         try:
-            gate = await self._store.gates.answer(self.gate.id, approval)
+            gate = await self._store.gates.answer(self.gate.id, approval, gate_policy=gate_policy)
         except RunConflictError:  # another answer came first, or the gate expired
             gate = await self._store.gates.get(self.gate.id)
-        self._set_closed(gate)
+        self.take_state(gate)
 
     def _set_closed(self, gate: Gate) -> None:
         if gate.end is not None and not self.closed.done():
@@ -229,13 +244,13 @@ class GateKeeper:
             return None
         try:
             answer = await self.forms.collect(gate)
-            return None if answer is None else await self.answers.close(gate, answer, request_of(gate))
+            now = gate if answer is None else await self.answers.close(gate, answer, request_of(gate))
         except NotApprovedError as error:
             self._refused[gate.id] = str(error)
             return None
         except RunConflictError:  # the answer came too late
             now = await self.store.gates.get(gate.id)
-            return None if now.end is None else now
+        return None if now.end is None else now
 
     async def ask(
         self,
@@ -244,15 +259,17 @@ class GateKeeper:
         *,
         until: "asyncio.Future[None] | None" = None,
         left: "asyncio.Future[None] | None" = None,
+        waiting: "asyncio.Future[None] | None" = None,
     ) -> Gate:
         """Wait at an open gate, and return it closed by an answer, by its expiry, by a cancellation, or because `until` is done.
 
-        Once `left` is done the gate is returned open, and this process stops waiting at it. Errors of an approver are raised; the gate
-        stays open for others.
+        Once `left` is done the gate is returned open, and this process stops waiting at it. If the approver of this process gave one of
+        several approvals, `waiting` is set; without it, nobody else is asked here, and the gate is returned open. Errors of an approver are
+        raised; the gate stays open for others.
         """
         about = {"plan.gate.kind": gate.kind, "plan.step.id": gate.step_id, "plan.item": item_number(gate.item)}
         with telemetry.span(f"plan gate {gate.step_id or 'plan'}", about) as opened:
-            closed = await self._ask(gate, step, until, left)
+            closed = await self._ask(gate, step, until, left, waiting)
             opened.end(closed.end or "left open", is_ok=closed.end in (None, "answered", "done", "again"))
         if closed.closed_at is not None and closed.end is not None:
             waited = (closed.closed_at - closed.opened_at).total_seconds()
@@ -260,8 +277,15 @@ class GateKeeper:
         return closed
 
     async def _ask(
-        self, gate: Gate, step: StepRun | None, until: "asyncio.Future[None] | None", left: "asyncio.Future[None] | None"
+        self,
+        gate: Gate,
+        step: StepRun | None,
+        until: "asyncio.Future[None] | None",
+        left: "asyncio.Future[None] | None",
+        waiting: "asyncio.Future[None] | None",
     ) -> Gate:
+        if gate.gate_policy.quorum > 1:  # an approval in its form may have been recorded since it was opened
+            gate = await self.store.gates.get(gate.id)
 
         def announce() -> None:  # with the link to the page that has the form
             if not open_gate.is_announced:
@@ -275,7 +299,7 @@ class GateKeeper:
         if self.forms is not None:  # in the background: an unreachable server must not delay answers or expiry
             self._finish_in_background(asyncio.ensure_future(_as_coroutine(self.forms.publish(gate))))
         form = None if self.forms is None or not self._has_form(gate) else asyncio.ensure_future(self._ask_in_form(self.forms, open_gate))
-        others = [asyncio.ensure_future(work) for work in self._askers(open_gate, until, left)]
+        others = [asyncio.ensure_future(work) for work in self._askers(open_gate, until, left, waiting)]
         try:
             await _wait_until_closed(open_gate.closed, [*others, *([form] if form is not None else [])])
         except BaseException:
@@ -336,7 +360,11 @@ class GateKeeper:
             await _cancel_tasks(list(late))
 
     def _askers(
-        self, open_gate: OpenGate, until: "asyncio.Future[None] | None", left: "asyncio.Future[None] | None"
+        self,
+        open_gate: OpenGate,
+        until: "asyncio.Future[None] | None",
+        left: "asyncio.Future[None] | None",
+        waiting: "asyncio.Future[None] | None",
     ) -> Iterator[Coroutine[Any, Any, None]]:
         yield open_gate.watch()
         if until is not None:
@@ -347,7 +375,7 @@ class GateKeeper:
             if isinstance(self.run_request.approver, CanAskOutcomes):
                 yield self._ask_outcome(self.run_request.approver, open_gate)
         elif self.run_request.approver is not None and self.can_ask(open_gate.gate):
-            yield self._ask_approver(self.run_request.approver, open_gate)
+            yield self._ask_approver(self.run_request.approver, open_gate, waiting)
         # A form watches for cancellation itself, and a step gate ends with its run.
         if self.session.backend.cancellation is not None and open_gate.gate.step_id is None and not self.run_request.asks_in_form:
             yield open_gate.watch_cancellation(self.session.backend.cancellation)
@@ -429,7 +457,7 @@ class GateKeeper:
         """Return whether the approver has answered about this content. False for an approver that asks a person each time."""
         return approval_digest in self._answered
 
-    async def _ask_approver(self, approver: Approver, open_gate: OpenGate) -> None:
+    async def _ask_approver(self, approver: Approver, open_gate: OpenGate, waiting: "asyncio.Future[None] | None") -> None:
         """Ask `approver` until the gate is closed. An approver without `asks_again` is asked only once."""
         request, is_asked_again = open_gate.request, asks_again(approver)
         while not open_gate.closed.done():
@@ -440,6 +468,12 @@ class GateKeeper:
                 _require_fitting_answer(approver, answer, request)
                 self._answered.add(request.approval_digest)
             refused = await open_gate.take(answer)
+            if refused is None and not open_gate.closed.done():  # more people have to approve, and this approver speaks for one
+                if waiting is None and not (is_asked_again or self.run_request.asks_in_form):
+                    open_gate.leave()
+                elif waiting is not None and not waiting.done():
+                    waiting.set_result(None)
+                return
             if refused is not None and not is_asked_again:
                 raise NotApprovedError(refused)
             request = replace(request, refused=refused)

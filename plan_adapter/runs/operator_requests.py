@@ -6,6 +6,7 @@ from dataclasses import replace
 from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices, skipped_by
 from plan_adapter.gates.approval import gate_policy_of, refusal, strictest
 from plan_adapter.gates.identity import Identity, identity_of_account
+from plan_adapter.gates.quorum import why_one_is_too_few
 from plan_adapter.model.approvals import ApprovalRequest, GatePolicy, OperatorRequestKind
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.plan import ExecutionPlan
@@ -100,7 +101,7 @@ async def record_operator_request(
     request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, gate_policy=gate_policy, operator_request=kind)
     identity, because = _requester(run_request), escape_unstorable(because)
     try:
-        proved, signature = await identity.prove(because, request, store)
+        proved, signature = await _prove(identity, because, request, store)
     except NotApprovedError as error:
         refused = f"{_REFUSED[kind]}: {error}"
         await store.ledger.record_refusal(
@@ -110,6 +111,13 @@ async def record_operator_request(
     run.updated_at = await store.operator_requests.record(
         run.id, OperatorRequest(kind, tuple(steps), because, proved.by, proved.known_by, digest, signature)
     )
+
+
+async def _prove(identity: Requester, because: str, request: ApprovalRequest, store: PlanStore) -> tuple[Identity, str | None]:
+    """Return the identity of a requester, and their signature if any. Raises NotApprovedError, also where several people must approve."""
+    if (reason := why_one_is_too_few(request.gate_policy, "this request")) is not None:
+        raise NotApprovedError(reason)
+    return await identity.prove(because, request, store)
 
 
 class _NamedRequester:

@@ -19,9 +19,10 @@ from plan_adapter.gates.approval import (
 from plan_adapter.gates.gate import changes_text, expiry_message, new_gate
 from plan_adapter.gates.identity import identity_of_given, recorded_identity
 from plan_adapter.gates.policy import EffectivePolicy
+from plan_adapter.gates.quorum import why_one_is_too_few, why_quorum_out_of_reach
 from plan_adapter.local.secrets import SecretChain
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import Approval, Gate, GatePolicy
+from plan_adapter.model.approvals import Approval, Gate, GatePolicy, people_in
 from plan_adapter.model.errors import ApprovalRequiredError, NotApprovedError, RunConflictError
 from plan_adapter.model.language import language_of, speaking
 from plan_adapter.model.plan import ExecutionPlan
@@ -55,7 +56,23 @@ async def is_answered(
         return True
     if run is not None and await _last_answer(run, bound, store, run_request.settings) is not None:
         return True
+    if gate_policy_of(bound.validated.plan, policy, requested_by="").quorum > 1:  # people approve at the gate
+        return False
     return await store.ledger.find_approval(bound.approval_digest, context=run_request.context) is not None
+
+
+def refuse_quorum_out_of_reach(bound: BoundPlan, policy: EffectivePolicy, *, requested_by: str) -> None:
+    """Return if enough people may approve at each gate of a run that `requested_by` starts; raise NotApprovedError otherwise."""
+    plan = bound.validated.plan
+    asking = [*([None] if requires_approval(plan, policy) else []), *gated_steps(bound.validated, policy)]
+    for step_id in asking:
+        step = plan.find_step(step_id)
+        if step is not None and step.ask is not None:
+            continue
+        gate_policy = gate_policy_of(plan, policy, requested_by=requested_by, step_id=step_id)
+        if (why := why_quorum_out_of_reach(gate_policy)) is not None:
+            where = "of the plan" if step_id is None else f"of step `{one_line(step_id)}`"
+            raise NotApprovedError(f"the gate {where} could never be passed, so the run does not start: {why}")
 
 
 async def missing_approval_error(bound: BoundPlan, store: PlanStore, settings: Settings, *, run: PlanRun | None = None) -> NotApprovedError:
@@ -205,7 +222,10 @@ async def _find_answer(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Ap
         return await _check_given_answer(run_request.approval, bound, run, keeper)
     if not requires_approval(plan, await store.policy.effective(run_request.settings)):
         return approval_not_required(bound, now=await store.now())
-    waiting = await store.ledger.find_approval(bound.approval_digest, context=_context_of(run))
+    if (await _gate_policy_now(bound, run, keeper)).quorum == 1:  # otherwise people approve at the gate
+        waiting = await store.ledger.find_approval(bound.approval_digest, context=_context_of(run))
+    else:
+        waiting = None
     if waiting is not None:
         return await _check_given_answer(waiting, bound, run, keeper)
     return await use_standing_approval(bound, run, store, run_request)
@@ -237,20 +257,28 @@ def is_plan_answer(row: Approval, run: PlanRun) -> bool:
 
 async def _check_given_answer(given: Approval, bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval:
     """Return `given`, an answer that is older than the run. Raises NotApprovedError if the gate policy refuses it."""
-    revisions = await keeper.store.revisions.of_run(run.id)
-    revised_by = revisions[-1].by if revisions else ""
-    policy = await keeper.store.policy.effective(keeper.run_request.settings)
-    gate_policy = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
+    gate_policy = await _gate_policy_now(bound, run, keeper)
     if given.decision == "request_changes":
         raise ApprovalRequiredError(changes_text(given))
     if given.approval_digest == bound.approval_digest:
         if given.known_by in ("ssh_signature", "totp"):
             raise NotApprovedError("signatures and codes are accepted only at a gate: start the run, then answer there")
         identity = identity_of_given(given, None)
-        if (reason := refusal(gate_policy, identity, decision=given.decision)) is not None:
+        reason = refusal(gate_policy, identity, decision=given.decision)
+        if reason is None and given.decision == "approve":
+            reason = why_one_is_too_few(gate_policy, f"the approval that {one_line(given.by)} gave before")
+        if reason is not None:
             raise NotApprovedError(reason)
         given = replace(given, known_by=identity.known_by)
     return given
+
+
+async def _gate_policy_now(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> GatePolicy:
+    """Return the gate policy of the plan of `run` as it is now."""
+    revisions = await keeper.store.revisions.of_run(run.id)
+    revised_by = revisions[-1].by if revisions else ""
+    policy = await keeper.store.policy.effective(keeper.run_request.settings)
+    return gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
 
 
 async def _ask_at_gate(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
@@ -329,6 +357,7 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
         expires_ms=plan.options.approval_timeout_ms,
         context=await gate_context(run, plan, store),
         nobody=why_nobody_may_answer(gate_policy),
+        quorum=gate_policy.quorum,
         earlier=await store.get(replaced.digest) if replaced is not None and replaced.digest != run.digest else None,
         tools=tool_drift_lines(bound, run, replaced),
         origin=await _origin_lines(run, [revision.digest for revision in revisions], store),
@@ -388,7 +417,7 @@ async def _use_answer(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: 
         approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())
         used = await store.ledger.use_approval(answer, run_id=run.id)
     run.transition(PlanStatus.APPROVED)
-    run.approved_at, run.approved_by = used.at, used.by
+    run.approved_at, run.approved_by = used.at, " and ".join(people_in(answer.people))
     return approved
 
 

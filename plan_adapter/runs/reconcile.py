@@ -95,7 +95,7 @@ async def unasked_outcomes(store: PlanStore, settings: Settings, *, open_digests
             approval_digest=digest,
             description="",
             text="",
-            gate_policy=gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=attempt.step_id),
+            gate_policy=gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=attempt.step_id, kind="outcome"),
             step_id=attempt.step_id,
             item=attempt.item,
             label=attempt.label,

@@ -43,7 +43,9 @@ async def resolution_request(
         step_id=step_id,
         item=item,
         label=label,
-        gate_policy=gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or "", step_id=step_id),
+        gate_policy=gate_policy_of(
+            plan, await store.policy.effective(settings), requested_by=run.requested_by or "", step_id=step_id, kind="outcome"
+        ),
         kind="outcome",
         call_kind=kind,
     )

@@ -10,6 +10,7 @@ from plan_adapter.gates.approval import gate_policy_of, refusal
 from plan_adapter.gates.coverage import why_not_covered
 from plan_adapter.gates.identity import recorded_identity
 from plan_adapter.gates.policy import EffectivePolicy
+from plan_adapter.gates.quorum import why_one_is_too_few
 from plan_adapter.gates.standing_files import find_standing_file, read_signed_standing, verify_standing
 from plan_adapter.model.approvals import Approval, StandingApproval
 from plan_adapter.model.errors import InvalidPlanError, NotApprovedError, StoreError
@@ -52,7 +53,8 @@ async def use_standing_approval(bound: BoundPlan, run: PlanRun, store: PlanStore
 def _refusal(standing: StandingApproval, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None = None) -> str | None:
     """Return why the person who gave `standing` is not allowed to approve this plan, or this step, or None."""
     gate_policy = gate_policy_of(plan, policy, requested_by="", step_id=step_id)  # started by a schedule
-    return refusal(gate_policy, recorded_identity(standing), decision="approve")
+    reason = refusal(gate_policy, recorded_identity(standing), decision="approve")
+    return reason or why_one_is_too_few(gate_policy, "a standing approval")
 
 
 async def _verify(standing: StandingApproval, policy: EffectivePolicy) -> None:

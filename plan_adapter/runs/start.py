@@ -23,6 +23,7 @@ from plan_adapter.runs.plan_approval import (
     missing_approval_error,
     open_detached_gate,
     refuse_approver,
+    refuse_quorum_out_of_reach,
 )
 from plan_adapter.runs.run_session import (
     Backend,
@@ -203,6 +204,7 @@ async def execute_plan(
             refuse_without_model(bound.validated, run_request)
             refuse_without_dask(bound.validated)
             await refuse_missing_secrets(bound.validated, run_request.settings)
+            refuse_quorum_out_of_reach(bound, policy, requested_by=run_request.requested_by)
             await refuse_approver(bound, opened, run_request, policy)
             await refuse_turn(bound, opened, run_request.context)
             run = await create_run(bound, opened, run_request)

@@ -19,7 +19,7 @@ from plan_adapter.gates.approval import (
 from plan_adapter.gates.gate import changes_text, expiry_message, new_gate
 from plan_adapter.gates.identity import identity_of_author
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.model.approvals import Approval, Gate
+from plan_adapter.model.approvals import Approval, Gate, GateKind
 from plan_adapter.model.errors import ApprovalRequiredError, NotApprovedError, RunConflictError
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import Input
@@ -89,7 +89,7 @@ class CallGates:
         if not keeper.can_ask(gate) and not call.waiting.done():
             call.waiting.set_result(None)
         try:
-            closed = await keeper.ask(gate, call.step_run, until=call.withdrawn, left=call.left)
+            closed = await keeper.ask(gate, call.step_run, until=call.withdrawn, left=call.left, waiting=call.waiting)
         except NotApprovedError as error:
             if self.waits:
                 raise
@@ -100,7 +100,8 @@ class CallGates:
     async def _draft_gate(self, call: GatedCall, answers: list[Approval]) -> Gate:
         keeper, run = self.keeper, self.keeper.run
         policy = await keeper.store.policy.effective(keeper.run_request.settings)
-        gate_policy = gate_policy_of(self._plan, policy, requested_by=run.requested_by or "", step_id=call.step.id)
+        kind: GateKind = "approval" if call.step.ask is None else "question"
+        gate_policy = gate_policy_of(self._plan, policy, requested_by=run.requested_by or "", step_id=call.step.id, kind=kind)
         before = [step for step in run.steps if step.id in self.approved.bound.validated.dependencies[call.step.id]]
         changes, stale = await earlier_answer_notices(
             [row for row in answers if row.decision == "approve" or row.at >= self.approved.approval.at],
@@ -121,6 +122,7 @@ class CallGates:
             context=await gate_context(run, self._plan, keeper.store),
             of_items=len(recorded_items(self._plan, run, call.step.id)) or None,
             nobody=why_nobody_may_answer(gate_policy),
+            quorum=gate_policy.quorum,
             results={step.id: step.result for step in before} | {step_id: end["result"] for step_id, end in call.before.items()},
             ends={step.id: tr(step.status.value) + (f": {step.reason}" if step.reason else "") for step in before}
             | {step_id: tr(str(end["status"])) for step_id, end in call.before.items()},
@@ -138,7 +140,7 @@ class CallGates:
             step_id=call.step.id,
             item=call.item,
             label=call.label,
-            kind="approval" if call.step.ask is None else "question",
+            kind=kind,
             fields=None if call.step.ask is None else call.step.ask.fields,
         )
 
@@ -301,7 +303,9 @@ class OutcomeGates:
         run, step, attempt = self.keeper.run, unknown_outcome.step, unknown_outcome.attempt
         bound, store = self.approved.bound, self.keeper.store
         policy = await store.policy.effective(self.keeper.run_request.settings)
-        gate_policy = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", step_id=attempt.step_id)
+        gate_policy = gate_policy_of(
+            bound.validated.plan, policy, requested_by=run.requested_by or "", step_id=attempt.step_id, kind="outcome"
+        )
         started = [command for command in await store.outcomes.commands(run.id) if command.attempt.id == attempt.id]
         made_by = await store.outcomes.start_of(attempt)
         notices = group_notices(bound.validated.plan, policy, attempt.step_id)

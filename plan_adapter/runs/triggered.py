@@ -14,6 +14,7 @@ from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.triggers import EVENT_PARAMETER, EventClaim, UnusedEvent
+from plan_adapter.runs.plan_approval import refuse_quorum_out_of_reach
 from plan_adapter.runs.run_session import RunRequest, refuse_without_dask, refuse_without_model
 from plan_adapter.runs.secret_lookup import refuse_missing_secrets
 from plan_adapter.runs.start import create_run, new_run
@@ -78,6 +79,7 @@ async def _refuse(bound: BoundPlan, run_request: RunRequest, policy: EffectivePo
     refuse_without_model(bound.validated, run_request)
     refuse_without_dask(bound.validated)
     await refuse_missing_secrets(bound.validated, run_request.settings)
+    refuse_quorum_out_of_reach(bound, policy, requested_by=run_request.requested_by)
 
 
 async def _create_triggered(

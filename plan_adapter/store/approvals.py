@@ -1,16 +1,17 @@
 """Approvals: record, find and use them. The functions take a connection and, where it matters, the tenant whose rows are visible."""
 
 from datetime import datetime
+from typing import get_args
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
 
-from plan_adapter.model.approvals import Approval
+from plan_adapter.model.approvals import AGREE, Approval, Decision
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import RunContext
 from plan_adapter.store.database.columns import database_now, insert_into, now_of
 from plan_adapter.store.database.database import signal
-from plan_adapter.store.database.rows import HasContext, Row, approval_of, approval_row, context_columns, context_of
+from plan_adapter.store.database.rows import HasContext, Row, answers_of, approval_of, approval_row, context_columns, context_of
 from plan_adapter.store.database.tables import approvals, runs
 from plan_adapter.store.database.tables import audit as audit_log
 from plan_adapter.store.plans import seen_by
@@ -25,6 +26,8 @@ def add(connection: Connection, approval: Approval, context: HasContext) -> None
     """
     if approval.gate_id is not None:
         raise RunConflictError(f"this is an answer at gate {approval.gate_id}: it is recorded by answering that gate")
+    if approval.decision not in get_args(Decision):
+        raise RunConflictError(f"`{approval.decision}` is no answer: the store records it itself, at a gate that needs several approvals")
     of_run = _context_of_run(connection, approval.run_id)
     row = {**context_columns(of_run or context), **approval_row(approval)}
     connection.execute(insert(approvals).values(row))
@@ -37,7 +40,7 @@ def list_approvals(connection: Connection, tenant: str | None, run_or_digest: st
     """Return approvals, oldest first: those given for or used by a run, or those of an approval digest."""
     named = or_(approvals.c.run_id == run_or_digest, approvals.c.approval_digest == run_or_digest)
     query = select(approvals).where(named).order_by(approvals.c.at, approvals.c.id)
-    return [approval_of(row) for row in connection.execute(seen_by(tenant, query, approvals)).mappings()]
+    return answers_of(connection.execute(seen_by(tenant, query, approvals)).mappings())
 
 
 def find(connection: Connection, approval_digest: str, *, context: HasContext) -> Approval | None:
@@ -102,7 +105,7 @@ def _is_usable(run_id: str | None) -> ColumnElement[bool]:
     taken_back = exists().where(
         later.c.approval_digest == approvals.c.approval_digest,
         later.c.tenant_id == approvals.c.tenant_id,
-        later.c.decision != "approve",
+        later.c.decision.not_in(("approve", AGREE)),
         later.c.step_id.is_(None),
         concerned,
         later.c.at >= approvals.c.at,

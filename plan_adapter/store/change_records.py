@@ -14,7 +14,7 @@ from plan_adapter.model.record import Attempt, PlanVersion, Receipt
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.store import runs
 from plan_adapter.store.database.database import StorePart, reads
-from plan_adapter.store.database.rows import Row, approval_of, attempt_of, batched, receipt_of
+from plan_adapter.store.database.rows import Row, answers_of, attempt_of, batched, receipt_of
 from plan_adapter.store.database.tables import approvals, attempts, audit, receipts, revisions, tombstones
 from plan_adapter.store.database.tables import runs as run_table
 from plan_adapter.store.plans import seen_by, versions_by_content
@@ -140,8 +140,9 @@ def _saved_before(saved: Sequence[PlanVersion], at: datetime) -> tuple[PlanVersi
 def _approvals(connection: Connection, run_ids: Sequence[str]) -> dict[str, list[Approval]]:
     found = defaultdict[str, list[Approval]](list)
     query = select(approvals).where(approvals.c.run_id.in_(run_ids)).order_by(approvals.c.at, approvals.c.id)
-    for row in connection.execute(query).mappings():
-        found[row["run_id"]].append(approval_of(row))
+    for answer in answers_of(connection.execute(query).mappings()):
+        if answer.run_id is not None:
+            found[answer.run_id].append(answer)
     return found
 
 

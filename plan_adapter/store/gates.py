@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, true, update
 
-from plan_adapter.model.approvals import Approval, Gate, GateEnd, GatePolicy
+from plan_adapter.gates.approval import refusal
+from plan_adapter.gates.identity import agreements_that_count, recorded_identity
+from plan_adapter.gates.quorum import why_already_given
+from plan_adapter.model.approvals import AGREE, Agreement, Approval, Gate, GateEnd, GatePolicy
 from plan_adapter.model.errors import NotApprovedError, PlanAdapterError, RunConflictError, RunNotFoundError
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import Input
@@ -18,7 +21,24 @@ from plan_adapter.store import leases
 from plan_adapter.store.database.columns import database_now, now_of
 from plan_adapter.store.database.database import Database, StorePart, reads, signal, writes
 from plan_adapter.store.database.patience import PatientDatabase
-from plan_adapter.store.database.rows import Row, approval_of, approval_row, context_columns, context_of, dump_json, item_column, item_of
+from plan_adapter.store.database.rows import (
+    QUORUM_MARK,
+    Row,
+    agreed_at,
+    agreement_of,
+    agreement_row,
+    answers_of,
+    approval_of,
+    approval_row,
+    batched,
+    context_columns,
+    context_of,
+    dump_json,
+    gate_policy_in,
+    gate_policy_text,
+    item_column,
+    item_of,
+)
 from plan_adapter.store.database.tables import approvals as answers
 from plan_adapter.store.database.tables import gates, runs
 from plan_adapter.store.leases import Claim
@@ -74,38 +94,54 @@ class Gates(StorePart):
             row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
             if row["text"] != kept["text"]:
                 audit.append(connection, gate.run_id, [entries.of_gate(json_row(gates, row))])
-            return gate_of(row)
+            return _gate_of(connection, row)
         superseded = _close(connection, at, "superseded")
         new = {**context_columns(context_of(run)), **_gate_row(connection, gate, timeout_ms), "owner": str(owner)}
         row = connection.execute(insert(gates).values(new).returning(gates)).mappings().one()
         audit.append(connection, gate.run_id, [*superseded, entries.of_gate(json_row(gates, row))])
         return gate_of(row)
 
-    async def answer(self, gate_id: str, approval: Approval) -> Gate:
+    async def answer(self, gate_id: str, approval: Approval, *, gate_policy: GatePolicy | None = None) -> Gate:
         """Close an open gate with its first answer and return it. The answer is recorded for the gate's run, step and item.
 
+        At a gate that needs several approvals, an approval is recorded as an agreement, and the gate is returned open, until enough
+        different people have agreed to this content. `gate_policy` is the gate's as it is now; None: as the gate opened with it.
+
         Raises RunConflictError for a closed gate, with how it was closed, and for an overdue gate, which is then closed; the database's
-        clock decides. Raises NotApprovedError for an answer to other content; the gate stays open.
+        clock decides. Raises NotApprovedError for an answer to other content, and for another approval by the same person; the gate stays
+        open.
         """
-        answered = await self._answer(gate_id, approval)
+        answered = await self._answer(gate_id, approval, gate_policy)
         if isinstance(answered, PlanAdapterError):
             raise answered
         return answered
 
     @records
-    def _answer(self, connection: Connection, gate_id: str, approval: Approval) -> Gate | PlanAdapterError:
+    def _answer(self, connection: Connection, gate_id: str, approval: Approval, gate_policy: GatePolicy | None) -> Gate | PlanAdapterError:
         # An error is returned, not raised, because the transaction may contain a change to commit: an overdue gate is closed.
         if connection.execute(select(answers.c.id).where(answers.c.id == approval.id)).first() is not None:
             return NotApprovedError(f"the approval {approval.id} was already recorded: each answer needs a new approval")
         # One statement decides: a concurrent answer waits for this row, finds it closed and changes nothing.
         same = and_(_accepts(approval), gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
-        closed = _close_first(connection, and_(_has_id(gate_id, self.tenant_id), same), "answered")
+        same = and_(_has_id(gate_id, self.tenant_id), same)
+        closed = None
+        if approval.decision != "approve" or gate_policy is None or gate_policy.quorum == 1:
+            needs_one = true() if approval.decision != "approve" else ~_has_quorum()
+            closed = _close_first(connection, and_(same, needs_one), "answered")
+        if closed is None and approval.decision == "approve":
+            agreed = _agree(connection, same, approval, gate_policy)
+            if agreed is not None:
+                return agreed
+            closed = _close_first(connection, same, "answered")
         if closed is None:
             return _refusal_of(connection, self.tenant_id, gate_id, approval)
+        gate = _gate_of(connection, closed)
+        expiries = [each.expires_at for each in (*gate.agreements, approval) if each.expires_at is not None]
         given = {
             **context_columns(context_of(closed)),
             **approval_row(approval),
             "at": closed["closed_at"],
+            "expires_at": min(expiries, default=None) if approval.decision == "approve" else approval.expires_at,
             "run_id": closed["run_id"],
             "step_id": closed["step_id"] or None,
             "item": closed["item"],
@@ -114,7 +150,7 @@ class Gates(StorePart):
         connection.execute(insert(answers).values(given))
         audit.append(connection, closed["run_id"], [entries.of_approval(json_row(answers, given))])
         signal(connection)
-        return gate_of(closed)
+        return gate
 
     @reads
     def answer_to(self, connection: Connection, gate_id: str) -> Approval | None:
@@ -176,7 +212,42 @@ class Gates(StorePart):
             query = query.where(_is_open())
         rows: Sequence[Row] = connection.execute(seen_by(self.tenant_id, query, gates)).mappings().all()
         attended = {owner: _is_attended(owner) for owner in {row["owner"] for row in rows if row["closed_at"] is None}}
-        return [gate_of(row, attended=attended) for row in rows]
+        agreements = _agreements_at(connection, rows)
+        return [gate_of(row, attended=attended, agreements=agreements.get(row["id"], ())) for row in rows]
+
+
+def _agree(
+    connection: Connection, same: ColumnElement[bool], approval: Approval, gate_policy: GatePolicy | None
+) -> Gate | PlanAdapterError | None:
+    """Record `approval` as an agreement at the gate that matches `same`, and return the gate; return an error if it adds nothing.
+
+    Returns None if the approval completes the quorum, or if no gate matches. The gate's row is locked from here on: of two people who
+    approve at the same time, the second one finds the agreement of the first.
+    """
+    row = connection.execute(select(gates).where(same).with_for_update()).mappings().first()
+    if row is None:
+        return None
+    gate = _gate_of(connection, row)
+    now = gate.gate_policy if gate_policy is None else gate_policy
+    now = replace(now, quorum=max(now.quorum, gate.gate_policy.quorum))
+    counted = agreements_that_count(now, gate.agreements, approval_digest=gate.approval_digest)
+    reason = refusal(now, recorded_identity(approval), decision="approve") or why_already_given(now, counted, approval.by)
+    if now.quorum > 1 and reason is not None:
+        return NotApprovedError(reason)
+    if len(counted) + 1 >= now.quorum:
+        return None
+    given = {
+        **context_columns(context_of(row)),
+        **agreement_row(approval, gate.id),
+        "at": now_of(connection),
+        "run_id": gate.run_id,
+        "step_id": gate.step_id,
+        "item": row["item"],
+    }
+    connection.execute(insert(answers).values(given))
+    audit.append(connection, gate.run_id, [entries.of_approval(json_row(answers, given))])
+    signal(connection)
+    return _gate_of(connection, row)
 
 
 def open_outcome_gates(connection: Connection, run_id: str) -> dict[str, str]:
@@ -202,8 +273,11 @@ def are_open(connection: Connection, run_id: str) -> bool:
     return connection.scalar(select(gates.c.id).where(gates.c.run_id == run_id, _is_open()).limit(1)) is not None
 
 
-def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) -> Gate:
-    """Return the gate of a row. `attended` maps owners of open gates to whether they live, if that is already known."""
+def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None, agreements: Sequence[Agreement] = ()) -> Gate:
+    """Return the gate of a row, with its `agreements`.
+
+    `attended` maps owners of open gates to whether they live, if that is already known.
+    """
     owner: str | None = row["owner"]
     return Gate(
         **{name: row[name] for name in _COPIED_COLUMNS},
@@ -211,21 +285,41 @@ def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) 
         item=item_of(row),
         text=row.get("text") or "",
         fields={name: Input(**field) for name, field in json.loads(row["fields"] or "{}").items()},
-        gate_policy=_gate_policy_of(row["rules"]),
+        gate_policy=gate_policy_in(row["rules"]),
         attended=None if row["closed_at"] is not None else _is_attended(owner) if attended is None else attended[owner],
+        agreements=tuple(agreements),
     )
+
+
+def _gate_of(connection: Connection, row: Row) -> Gate:
+    """Return the gate of a row, with the agreements that the database has."""
+    return gate_of(row, agreements=_agreements_at(connection, [row]).get(row["id"], ()))
+
+
+def _agreements_at(connection: Connection, rows: Sequence[Row]) -> dict[str, list[Agreement]]:
+    """Return the agreements at the gates of `rows`, oldest first, by gate. Without a gate that needs several, no query is made."""
+    found, run_ids = dict[str, list[Agreement]](), {row["run_id"] for row in rows if QUORUM_MARK in row["rules"]}
+    for some in batched(run_ids):
+        is_valid = or_(answers.c.expires_at.is_(None), answers.c.expires_at > database_now())
+        query = select(answers).where(answers.c.run_id.in_(some), answers.c.decision == AGREE, is_valid)
+        for row in connection.execute(query.order_by(answers.c.at, answers.c.id)).mappings():
+            agreement = agreement_of(row)
+            found.setdefault(agreement.gate_id, []).append(agreement)
+    return found
 
 
 def _find(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
     row = connection.execute(select(gates).where(_has_id(gate_id, tenant))).mappings().first()
     if row is None:
         raise RunNotFoundError(f"there is no gate {gate_id}")
-    return gate_of(row)
+    return _gate_of(connection, row)
 
 
 def _find_answer(connection: Connection, tenant: str | None, gate_id: str) -> Approval | None:
-    row = connection.execute(seen_by(tenant, select(answers).where(answers.c.gate_id == gate_id), answers)).mappings().first()
-    return None if row is None else approval_of(row)
+    run_id = select(gates.c.run_id).where(gates.c.id == gate_id).scalar_subquery()
+    agreed = and_(answers.c.run_id == run_id, answers.c.decision == AGREE, answers.c.result == agreed_at(gate_id))
+    query = select(answers).where(or_(answers.c.gate_id == gate_id, agreed)).order_by(answers.c.at, answers.c.id)
+    return next(iter(answers_of(connection.execute(seen_by(tenant, query, answers)).mappings())), None)
 
 
 def _expire(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
@@ -251,7 +345,7 @@ def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, 
         "step_id": gate.step_id or "",
         "item": item_column(gate.item),
         "fields": _fields_text(gate),
-        "rules": _gate_policy_text(gate.gate_policy),
+        "rules": gate_policy_text(gate.gate_policy),
         "opened_at": now,
         "expires_at": now + timedelta(milliseconds=timeout_ms) if timeout_ms else None,
         "flow_run_id": gate.flow_run_id,
@@ -327,6 +421,11 @@ def _has_id(gate_id: str, tenant: str | None) -> ColumnElement[bool]:
     return same if tenant is None else and_(same, gates.c.tenant_id == tenant)
 
 
+def _has_quorum() -> ColumnElement[bool]:
+    """Return the condition for a gate that may need several approvals: its policy decides, and every other gate has no such word in it."""
+    return gates.c.rules.contains(QUORUM_MARK)
+
+
 def _is_open() -> ColumnElement[bool]:
     return gates.c.closed_at.is_(None)
 
@@ -346,17 +445,6 @@ def _is_attended(owner: str | None) -> bool | None:
 def _fields_text(gate: Gate) -> str | None:
     fields = {name: field.model_dump(mode="json", exclude_defaults=True) for name, field in gate.fields.items()}
     return dump_json(cast("JsonValue", fields)) if fields else None
-
-
-def _gate_policy_text(gate_policy: GatePolicy) -> str:
-    return json.dumps(asdict(gate_policy), ensure_ascii=False)
-
-
-def _gate_policy_of(text: str) -> GatePolicy:
-    gate_policy: dict[str, Any] = json.loads(text)
-    for name in ("approvers", "known_by"):
-        gate_policy[name] = None if gate_policy[name] is None else tuple(gate_policy[name])
-    return GatePolicy(**gate_policy)
 
 
 _ENDED = ("completed", "failed", "cancelled", "partial")

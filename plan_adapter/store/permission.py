@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, literal_column, select, update
+from sqlalchemy import Connection, and_, bindparam, literal, literal_column, or_, select, update
 
+from plan_adapter.gates.quorum import why_too_few
+from plan_adapter.model.approvals import AGREE
 from plan_adapter.model.readable import call_name, one_line
 from plan_adapter.model.record import Attempt
 from plan_adapter.store.database.columns import database_now
-from plan_adapter.store.database.rows import item_column
-from plan_adapter.store.database.tables import approvals, runs, standing_approvals
+from plan_adapter.store.database.rows import QUORUM_MARK, gate_policy_in, item_column
+from plan_adapter.store.database.tables import approvals, gates, runs, standing_approvals
 
 
 class PlanApproval(NamedTuple):
@@ -26,6 +28,8 @@ class PlanApproval(NamedTuple):
     found_standing_id: str | None
     revoked_at: datetime | None
     revoked_by: str | None
+    id: str | None
+    rules: str | None  # the policy of the gate that it closed; None: it closed none
 
 
 class CallApproval(NamedTuple):
@@ -46,11 +50,13 @@ class CallApproval(NamedTuple):
     revoked_by: str | None
     now: datetime
     is_answer: bool  # to a question
+    id: str
+    rules: str | None  # the policy of the gate that it closed; None: it closed none
 
 
 def refusals(connection: Connection, run_id: str, attempts: Sequence[Attempt]) -> dict[str, str]:
     """Return what is missing, by attempt id. Attempts not in the result are permitted, and their call's approval is used up."""
-    if (why := why_plan_not_approved(run_id, _plan_approvals(connection, run_id))) is not None:
+    if (why := _plan_refusal(connection, run_id)) is not None:
         return {attempt.id: why for attempt in attempts}
     refused: dict[str, str] = {}
     for attempt in attempts:
@@ -127,8 +133,19 @@ def count_use(connection: Connection, approval_id: str) -> None:
     connection.execute(update(approvals).where(approvals.c.id == approval_id, approvals.c.used_at.is_(None)).values(used_at=database_now()))
 
 
-def _plan_approvals(connection: Connection, run_id: str) -> list[PlanApproval]:
-    return [PlanApproval(*row) for row in connection.execute(_PLAN, {"run": run_id})]
+def _plan_refusal(connection: Connection, run_id: str) -> str | None:
+    rows = [PlanApproval(*row) for row in connection.execute(_PLAN, {"run": run_id})]
+    whys = {row.id: _quorum_refusal(connection, f"run {run_id}", row.id, row.rules) for row in rows}
+    met = [row for row in rows if whys[row.id] is None]
+    return why_plan_not_approved(run_id, met) if met else next(iter(whys.values()), why_plan_not_approved(run_id, rows))
+
+
+def _quorum_refusal(connection: Connection, approval: str, approval_id: str | None, rules: str | None) -> str | None:
+    """Return why an approval lacks the approvals of others that its gate needs, or None. Only a gate that needs some costs a query."""
+    if approval_id is None or rules is None or QUORUM_MARK not in rules:
+        return None
+    why = why_too_few(gate_policy_in(rules), connection.scalars(_PEOPLE, {"approval": approval_id}).all())
+    return None if why is None else f"{approval} lacks approvals: {why}; have it approved again"
 
 
 def _call_refusal(connection: Connection, attempt: Attempt) -> str | None:
@@ -136,6 +153,8 @@ def _call_refusal(connection: Connection, attempt: Attempt) -> str | None:
     row = None if found is None else CallApproval(*found)
     why = why_call_not_approved(attempt, row)
     if why is not None or row is None:
+        return why
+    if (why := _quorum_refusal(connection, f"step `{attempt.step_id}`", row.id, row.rules)) is not None:
         return why
     if not is_use_left(row):
         return (
@@ -167,8 +186,14 @@ _PLAN: Any = (
         _standing.id,
         _standing.revoked_at,
         _standing.revoked_by,
+        approvals.c.id,
+        gates.c.rules,
     )
-    .select_from(runs.outerjoin(approvals, _used).outerjoin(standing_approvals, _standing.id == approvals.c.standing_id))
+    .select_from(
+        runs.outerjoin(approvals, _used)
+        .outerjoin(standing_approvals, _standing.id == approvals.c.standing_id)
+        .outerjoin(gates, gates.c.id == approvals.c.gate_id)
+    )
     .where(runs.c.id == bindparam("run"))
     .order_by(approvals.c.used_at)
 )
@@ -189,10 +214,25 @@ _CALL: Any = (
         _standing.revoked_by,
         database_now(),
         approvals.c.result.is_not(None),
+        approvals.c.id,
+        gates.c.rules,
     )
     .select_from(
-        approvals.outerjoin(standing_approvals, _standing.id == approvals.c.standing_id).outerjoin(runs, runs.c.id == approvals.c.run_id)
+        approvals.outerjoin(standing_approvals, _standing.id == approvals.c.standing_id)
+        .outerjoin(runs, runs.c.id == approvals.c.run_id)
+        .outerjoin(gates, gates.c.id == approvals.c.gate_id)
     )
     .where(approvals.c.id == bindparam("approval"))
     .with_for_update(of=approvals)
 )
+_given, _completing = approvals.alias(), approvals.alias()
+_PEOPLE: Any = select(_given.c.by).where(
+    _completing.c.id == bindparam("approval"),
+    _given.c.run_id == _completing.c.run_id,
+    _given.c.approval_digest == _completing.c.approval_digest,
+    or_(
+        _given.c.id == _completing.c.id,
+        and_(_given.c.decision == AGREE, _given.c.result == literal('{"gate":"') + _completing.c.gate_id + literal('"}')),
+    ),
+)
+"""Who gave an approval, and who agreed to the same content at its gate."""

@@ -117,7 +117,7 @@ def _read_plan(path: Path, tools: ToolRegistry) -> tuple[ExecutionPlan | None, l
 
 def _with_answerable_gates(plan: ExecutionPlan) -> ExecutionPlan:
     """Return `plan` changed so that a case can answer every gate and start every run, and no model is asked."""
-    anyone: dict[str, Any] = {"approvers": [], "operators": [], "known_by": [], "self_approval": True, "remind_after_ms": 0}
+    anyone: dict[str, Any] = {"approvers": [], "operators": [], "known_by": [], "quorum": 1, "self_approval": True, "remind_after_ms": 0}
     changed = plan.model_copy(deep=True)
     changed.on_failure = None
     for each in changed.plans.values():

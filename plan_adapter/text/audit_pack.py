@@ -136,14 +136,15 @@ def _approval_deviations(record: ChangeRecord) -> Iterator[str]:
         yield "wrote without an approval"
     for given in record.used_approvals:
         what = "the plan" if given.step_id is None else f"step {call_name(given.step_id, given.item)}"
-        if given.by == record.run.requested_by:
+        if record.run.requested_by in given.people:
             yield f"{what} approved by the requester"
-        elif given.by in record.authors:
+        elif not set(record.authors).isdisjoint(given.people):
             yield f"{what} approved by an author of the plan"
         if given.standing_id is not None:
             yield f"standing approval of {given.by} used for {what}"
-        if given.known_by == "unverified":
-            yield f"identity of {given.by} not verified at the approval of {what}"
+        for person in (*given.agreements, given):
+            if person.known_by == "unverified":
+                yield f"identity of {person.by} not verified at the approval of {what}"
     yield from _counted(_event_text(event) for event in record.events)
 
 
@@ -282,7 +283,7 @@ def _approval_text(given: Approval) -> str:
     what = "plan" if given.step_id is None else f"step {call_name(given.step_id, given.item)}"
     answers = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}
     answer = "answered" if given.decision == "approve" and given.result is not None else answers[given.decision]
-    who = "its author in advance: no approval required" if given.known_by == "not_required" else f"{given.by} ({given.known_by})"
+    who = "its author in advance: no approval required" if given.known_by == "not_required" else given.givers
     standing = f", standing approval {given.standing_id}" if given.standing_id is not None else ""
     used = "" if given.used_at is not None or given.decision != "approve" else ", not used"
     note = f", note: {given.note}" if given.note else ""

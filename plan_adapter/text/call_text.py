@@ -74,6 +74,7 @@ def step_gate_text(
     expires_ms: int,
     context: GateContext = NO_CONTEXT,
     nobody: str | None = None,
+    quorum: int = 1,
     of_items: int | None = None,
     results: Mapping[str, JsonValue] | None = None,
     ends: Mapping[str, str] | None = None,
@@ -87,10 +88,11 @@ def step_gate_text(
     `context` is the run that asks. `of_items` is how many items the step or its group has. `results` are those of the steps that it
     depends on, and `ends` is how they ended, in words (`completed`). `item` counts from 0. A call or a question of a model belongs to a
     round of the step's goal, and `rounds` are those before it. `ended_items` are the items of a group that ended before this one, each with
-    its result or error. `gated` are the steps that ask before they run. `nobody` says why nobody may answer, if nobody may.
+    its result or error. `gated` are the steps that ask before they run. `nobody` says why nobody may answer, if nobody may,
+    and `quorum` how many people must approve.
     """
     validated = bound.validated
-    waits = expiry_sentence(validated.plan, expires_ms, step, nobody=nobody, at=context.at)
+    waits = expiry_sentence(validated.plan, expires_ms, step, nobody=nobody, at=context.at, quorum=quorum)
     is_round = validated.steps[step.id].goal is not None
     named = step if step.ask is not None and not is_round else None  # a question has no name in its heading
     asks = _asking(bound, context, waits, step=named)

@@ -86,12 +86,15 @@ def secrets_lines(secrets: Sequence[str], creators: Mapping[str, Sequence[str]])
 
 
 def expiry_sentence(
-    plan: ExecutionPlan, expires_ms: int, step: Step | None, *, nobody: str | None = None, at: datetime | None = None
+    plan: ExecutionPlan, expires_ms: int, step: Step | None, *, nobody: str | None = None, at: datetime | None = None, quorum: int = 1
 ) -> str:
     """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit.
 
-    `nobody` says why nobody may answer, if nobody may. `at` is when the gate opens.
+    `nobody` says why nobody may answer, if nobody may. `at` is when the gate opens. `quorum` is how many people must approve.
     """
+    if quorum > 1:
+        several = tr("**Needs {count} approvals by different people.**", count=quorum)
+        return f"{several} {expiry_sentence(plan, expires_ms, step, nobody=nobody, at=at)}"
     if nobody is not None:
         waits = f" {expiry_sentence(plan, expires_ms, step, at=at)}" if expires_ms else ""
         return tr("**Nobody may answer: {why}.**", why=nobody) + waits

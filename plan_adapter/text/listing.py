@@ -151,6 +151,7 @@ def sub_plan_facts(plan: ExecutionPlan, step: Step, permissions: Permissions) ->
     calls = [inner for inner in flattened(step.inner) if inner.ask is None and not inner.inner]
     nobody = next((why for inner in calls if (why := plan.why_nobody_answers(inner)) is not None), None)
     who = [tr("at its gates may answer: {names}", names=either(policy.approvers))] if policy.approvers else []
+    who += [tr("at its gates {count} different people must approve", count=policy.quorum)] if policy.quorum > 1 else []
     who = who if nobody is None else [tr("**nobody may answer at gates of its calls**: {why}", why=nobody)]
     allowed = permissions_facts(permissions)
     allowed += [always_execute_fact(always)] if (always := plan.always_executed_at(step)) else []
@@ -242,6 +243,8 @@ def policy_facts(plan: ExecutionPlan, permissions: Permissions, *, asks: bool, g
     if not asks or not (plan.approval or timeout or gate_effects):
         return facts
     who = tr("who may approve: {names}", names=either(policy.approvers) or tr("anyone"))
+    if policy.quorum > 1:
+        who += tr(", {count} different people together", count=policy.quorum)
     facts.append(who + ("" if policy.self_approval else tr(", but not the person who started the run")))
     proofs = tr(" or ").join(policy.known_by) or tr("in any way")
     facts.append(tr("how an approver must prove who they are: {proofs}", proofs=proofs))

@@ -188,6 +188,7 @@ def plan_gate_text(
     expires_ms: int,
     context: GateContext = NO_CONTEXT,
     nobody: str | None = None,
+    quorum: int = 1,
     earlier: ExecutionPlan | None = None,
     notices: Sequence[str] = (),
     tools: Sequence[str] = (),
@@ -198,14 +199,15 @@ def plan_gate_text(
     """Return the text of a plan gate: what it calls, by risk, on the first screen, then every detail.
 
     `gated` are the steps that ask again before they run. `expires_ms` 0 means no limit. `context` is the run that asks. `nobody` says why
-    nobody may answer, if nobody may. `tools` is the section on changed tools, `origin` the one on what a model was asked for, and `folder`
-    is where the run works. If the text exceeds `limit_bytes`, steps at the end of the list are omitted, with a note; nothing else is.
+    nobody may answer, if nobody may, and `quorum` how many people must approve. `tools` is the section on changed tools, `origin` the
+    one on what a model was asked for, and `folder` is where the run works. If the text exceeds `limit_bytes`, steps at the end of the
+    list are omitted, with a note; nothing else is.
     """
     validated, gates = bound.validated, frozenset(gated)
     preview = preview_plan(validated, inputs=bound.inputs, approval_digest=approval_digest, requires_approval=True)
     mask = ValueMask.of(bound)
     named = f" ({words(preview.run_name)})" if preview.run_name not in (None, preview.plan.name) else ""
-    waits = expiry_sentence(preview.plan, expires_ms, None, nobody=nobody, at=context.at)
+    waits = expiry_sentence(preview.plan, expires_ms, None, nobody=nobody, at=context.at, quorum=quorum)
     heading = tr("Approve {name}?", name=plan_title(preview.plan) + named)
     changes = None if earlier is None else _changes(earlier, preview, mask)
     notes = notice_lines([*notices, *([] if changes is None else changes.raised())])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from pydantic import JsonValue
 
 from plan_adapter.expressions import Expression, Prediction, Template, Variables, has_expression, sources_of
+from plan_adapter.model.approvals import people_in
 from plan_adapter.model.errors import ExpressionError
 from plan_adapter.model.options import ApprovalPolicy, Effect
 from plan_adapter.model.plan import ExecutionPlan, Step
@@ -246,6 +247,7 @@ def check_gates(plans: Sequence[ExecutionPlan], calls: list[Call], inner: list[C
     if plan.approval is not None:
         _check_names(plan.approval, findings)
         _check_known_by(plan.approval, findings)
+        _check_quorum(plan.approval, findings)
         _check_entries_once(plan.approval, findings)
         _check_always_execute(plan.approval, around, [*calls, *inner], findings)
         _check_has_effect(plan, findings, gates=bool(gated) or has_inner_gates)
@@ -254,6 +256,9 @@ def check_gates(plans: Sequence[ExecutionPlan], calls: list[Call], inner: list[C
         if call.step.ask is not None and call.step.expires and not plan.options.approval_timeout_ms:
             message, hint = "nothing expires: gates wait for an answer without limit", "set options.approval_timeout_ms"
             findings.warn("idle-policy", f"{call.at}.expires", message, hint)
+        if call.step.ask is not None and plan.approval is not None and plan.approval.quorum > 1:
+            message = "one person answers a question: `approval.quorum` counts for approvals only"
+            findings.warn("idle-policy", f"{call.at}.ask", message, "let a step after it ask for an approval, if several must agree")
     for call in gated:
         _check_items(call, f"{call.at}.for_each", findings)
     return bool(gated) or has_inner_gates
@@ -301,6 +306,23 @@ def _check_known_by(policy: ApprovalPolicy, findings: Findings) -> None:
         if undermined := [other for other in policy.known_by if other in _UNDERMINED_PROOFS.get(method, ())]:
             message = f"`{method}` lets anyone claim a name, so {' or '.join(dict.fromkeys(undermined))} proves nothing"
             findings.warn("weak-proof", f"approval.known_by[{index}]", message, f"remove `{method}`")
+
+
+def _check_quorum(policy: ApprovalPolicy, findings: Findings) -> None:
+    """Add the problems of a quorum: without approvers, with fewer than it needs, or with names that anyone can claim."""
+    if policy.quorum <= 1:
+        return
+    names = people_in(policy.approvers)
+    if not names:
+        message = f"{policy.quorum} different people must approve, and no `approvers` are named: one person could type several names"
+        findings.add("bad-quorum", "approval.quorum", message, "name the people who may approve in approval.approvers")
+    elif len(names) < policy.quorum:
+        message = f"{policy.quorum} different people must approve, and `approvers` has {counted(len(names), 'name')}"
+        findings.warn("bad-quorum", "approval.quorum", message, "no run starts unless one of them is a group with enough members")
+    if claims := [method for method in policy.known_by or ("form",) if method in ("form", "unverified")]:
+        at = f"approval.known_by[{policy.known_by.index(claims[0])}]" if policy.known_by else "approval.quorum"
+        message = "one person can claim several names (`form`, `unverified`), so the quorum proves nothing"
+        findings.warn("weak-proof", at, message, "accept proofs only: `known_by: [ssh_signature, totp]`")
 
 
 def _check_entries_once(policy: ApprovalPolicy, findings: Findings) -> None:

@@ -8,6 +8,9 @@ from plan_adapter.model.errors import NotApprovedError, RunConflictError
 
 Refusal = type[Exception] | None
 
+APPROVERS = {"ana": "ana", "Ana": "ana", "ＡＮＡ": "ana", "bo": "bo", "安娜": "安娜", "chi": "chi"}
+"""Who may approve where several must, and who each of the names is."""
+
 
 @dataclass
 class ModelGate:
@@ -19,6 +22,8 @@ class ModelGate:
     deadline: float | None
     end: GateEnd | None = None
     by: str | None = None
+    quorum: int = 1
+    agreed: dict[str, float | None] = field(default_factory=dict[str, float | None])  # by person, until when it counts
 
 
 @dataclass
@@ -67,6 +72,16 @@ class GateModel:
         gate = self.gates[gate_id]
         if gate.end is not None or gate.content != content:
             return NotApprovedError if gate.end is None else RunConflictError
+        if decision == "approve" and gate.quorum > 1:
+            if by not in APPROVERS:
+                return NotApprovedError
+            counted = {person: valid for person, valid in gate.agreed.items() if valid is None or valid > self.now}
+            if APPROVERS[by] in counted:
+                return NotApprovedError
+            if len(counted) + 1 < gate.quorum:
+                gate.agreed[APPROVERS[by]] = until
+                return None
+            until = min((valid for valid in (until, *counted.values()) if valid is not None), default=None)
         gate.end, gate.by = "answered", by
         self.approvals[approval_id] = ModelApproval(gate.run, gate.step, content, decision, until)
         return None

@@ -160,6 +160,57 @@ async def an_approval_of_another_tenant_is_given(world: World) -> None:
         await execute_plan(world.bound(), run_request=world.run_request(), store=world.store, offline=True)
 
 
+async def one_person_approves_twice_where_two_must(world: World) -> None:
+    run, gate = await world.detached(world.plan(policy=TWO))
+    for _ in range(2):
+        with suppress(NotApprovedError):
+            await world.answer(gate)
+    with suppress(NotApprovedError):
+        await world.resume(run.id)
+
+
+async def somebody_else_approves_where_two_must(world: World) -> None:
+    run, gate = await world.detached(world.plan(policy=TWO))
+    for by in ("zoe", "ana"):
+        with suppress(NotApprovedError):
+            await world.answer(gate, by=by)
+    with suppress(NotApprovedError):
+        await world.resume(run.id)
+
+
+async def an_approval_of_two_was_of_other_content(world: World) -> None:
+    run, gate = await world.detached(world.plan(policy=TWO))
+    await world.answer(gate)
+    await world.sql("UPDATE approvals SET approval_digest = 'x'")
+    with suppress(NotApprovedError):
+        await world.answer(gate, by="bo")
+    with suppress(NotApprovedError):
+        await world.resume(run.id)
+
+
+async def an_approval_of_two_is_deleted_while_steps_run(world: World) -> None:
+    async def delete(_run: PlanRun, _step: object) -> None:
+        await world.sql("DELETE FROM approvals WHERE decision = 'agree'")
+
+    run, gate = await world.detached(world.plan(policy=TWO))
+    for by in ("ana", "bo"):
+        await world.answer(gate, by=by)
+    await world.resume(run.id, hooks=Hooks(on_step_complete=delete))
+
+
+async def one_person_gives_a_standing_approval_where_two_must(world: World) -> None:
+    world.settings = Settings(approvers=("ana", "bo"), quorum=2)
+    await world.store.standing.add(await standing(world))
+    with suppress(NotApprovedError):
+        await start(world, schedule=SCHEDULE, approver=FixedApprover("reject"))
+
+
+async def one_person_approves_in_advance_where_two_must(world: World) -> None:
+    world.settings = Settings(approvers=("ana", "bo"), quorum=2)
+    with suppress(NotApprovedError):
+        await start(world, approve(world.plan(), tools=world.tools(), by="ana"))
+
+
 async def _step_approved_before_a_crash(world: World) -> PlanRun:
     from plan_adapter.errors import StoreError
     from plan_adapter.store.recorder import StoreRecorder
@@ -172,6 +223,9 @@ async def _step_approved_before_a_crash(world: World) -> PlanRun:
     return (await world.store.runs())[0]
 
 
+TWO = ApprovalPolicy(approvers=["ana", "bo"], quorum=2)
+
+ANSWERS = "plan_adapter.runs.answers"
 PERMISSION, APPROVALS, GATES = "plan_adapter.store.permission", "plan_adapter.store.approvals", "plan_adapter.store.gates"
 
 VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
@@ -233,6 +287,43 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
         a_standing_approval_is_used_up,
         {"plan_adapter.runs.standing.why_not_covered": lambda *_, **__: None, "plan_adapter.store.standing._is_usable": true},
     ),
+    "answers are counted instead of people": (
+        one_person_approves_twice_where_two_must,
+        {
+            f"{GATES}.agreements_that_count": lambda _, given, **__: [*given],
+            f"{GATES}.why_already_given": lambda *_: None,
+            f"{ANSWERS}.why_too_few": lambda *_: None,
+            f"{PERMISSION}.why_too_few": lambda *_: None,
+        },
+    ),
+    "anybody counts among several": (
+        somebody_else_approves_where_two_must,
+        {
+            f"{GATES}.refusal": lambda *_, **__: None,
+            f"{GATES}.agreements_that_count": lambda _, given, **__: [*given],
+            f"{ANSWERS}.why_too_few": lambda *_: None,
+        },
+    ),
+    "approvals of another digest are counted": (
+        an_approval_of_two_was_of_other_content,
+        {
+            f"{GATES}.agreements_that_count": lambda _, given, **__: [*given],
+            f"{ANSWERS}.why_too_few": lambda *_: None,
+            f"{PERMISSION}.why_too_few": lambda *_: None,
+        },
+    ),
+    "no quorum in the transaction of the intent": (
+        an_approval_of_two_is_deleted_while_steps_run,
+        {f"{PERMISSION}.why_too_few": lambda *_: None},
+    ),
+    "a standing approval meets a quorum": (
+        one_person_gives_a_standing_approval_where_two_must,
+        {"plan_adapter.runs.standing.why_one_is_too_few": lambda *_: None},
+    ),
+    "an approval in advance meets a quorum": (
+        one_person_approves_in_advance_where_two_must,
+        {"plan_adapter.runs.plan_approval.why_one_is_too_few": lambda *_: None},
+    ),
     "anybody may give a standing approval": (
         a_standing_approval_is_given_by_somebody_who_is_not_an_approver,
         {"plan_adapter.runs.standing.refusal": lambda *_, **__: None},
@@ -272,6 +363,8 @@ CHECKED_IN_A_TRANSACTION = (
     the_approval_is_deleted_while_steps_run,
     the_content_is_changed_while_steps_run,
     the_standing_approval_is_revoked_while_steps_run,
+    an_approval_of_two_is_deleted_while_steps_run,
+    one_person_approves_twice_where_two_must,
     an_approval_is_used_twice,
     the_approval_of_a_step_was_used_in_an_earlier_start,
     an_answer_comes_after_the_expiry,

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
-from sqlalchemy import true
+from sqlalchemy import false, true
 
-from plan_adapter.model.approvals import Decision
+from plan_adapter.model.approvals import Decision, GatePolicy
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.store.recorder import StoreRecorder
-from tests.gates.gate_model import GateModel, ModelApproval, ModelGate
+from tests.gates.gate_model import APPROVERS, GateModel, ModelApproval, ModelGate
 from tests.store.builders import a_gate, a_plan, an_answer, an_approval, an_attempt, created, validated
 from tests.store.machine import StoreMachine, explore, require_events
 
@@ -29,6 +29,9 @@ CALLS = ("b" * 64, "c" * 64)
 RUNS = st.sampled_from((0, 0, 1))
 NUMBERS = st.integers(0, 99)
 PEOPLE = st.sampled_from(("ana", "bo", "安娜"))
+NAMES = st.sampled_from((*APPROVERS, "zoe"))
+PROOFS = st.sampled_from(("totp", "form"))
+QUORUMS = st.sampled_from((1, 1, 2, 3))
 DECISIONS = st.sampled_from(("approve", "approve", "approve", "reject", "request_changes"))
 MOSTLY = st.sampled_from((True, True, True, False))
 SECONDS = st.sampled_from((None, None, 60))
@@ -47,6 +50,8 @@ class GateMachine(StoreMachine):
         self.store, self.model, self.attempts = self.open_store(), GateModel(), 0
         self.ids = list[str]()
         self.recorders = dict[str, StoreRecorder]()
+        self.approved = dict[str, set[str]]()  # by gate, who has approved there, as far as the store accepted it
+        self.gate_of = dict[str, str]()  # by approval
         for _ in range(2):
             run = self.do(created(self.store, a_plan("version 0"), approval_digest=content_of(0)))
             self.ids.append(run.id)
@@ -64,23 +69,42 @@ class GateMachine(StoreMachine):
         self.time += timedelta(seconds=seconds)
         self.model.now += seconds
 
-    @rule(run=RUNS, call=st.sampled_from((None, *CALLS)), seconds=SECONDS)
-    def open(self, run: int, call: str | None, seconds: int | None) -> None:
+    @rule(run=RUNS, call=st.sampled_from((None, *CALLS)), seconds=SECONDS, quorum=QUORUMS)
+    def open(self, run: int, call: str | None, seconds: int | None, quorum: int = 1) -> None:
         run_id, step = self.ids[run], None if call is None else GATED
         content = call or self.model.contents[run_id]
-        asked = a_gate(self.do(self.store.run(run_id)), step, approval_digest=content)
+        policy = GatePolicy(approvers=tuple(APPROVERS), quorum=quorum)
+        asked = a_gate(self.do(self.store.run(run_id)), step, approval_digest=content, gate_policy=policy)
         opened = self.do(self.store.gates.open(asked, timeout_ms=(seconds or 0) * 1000))
         deadline = None if seconds is None else self.model.now + seconds
-        assert opened.id == self.model.open(asked.id, ModelGate(run_id, step, content, deadline))
+        assert opened.id == self.model.open(asked.id, ModelGate(run_id, step, content, deadline, quorum=quorum))
 
     @precondition(lambda self: self.model.gates)
-    @rule(number=NUMBERS, newest=MOSTLY, decision=DECISIONS, by=PEOPLE, seconds=SECONDS, same=MOSTLY)
-    def answer(self, number: int, newest: bool, decision: Decision, by: str, seconds: int | None, same: bool) -> None:
+    @rule(number=NUMBERS, newest=MOSTLY, decision=DECISIONS, by=NAMES, seconds=SECONDS, same=MOSTLY, proof=PROOFS)
+    def answer(self, number: int, newest: bool, decision: Decision, by: str, seconds: int | None, same: bool, proof: str = "totp") -> None:
         gate = self.do(self.store.gates.get(self.pick(self.model.gates, number, newest)))
         content = gate.approval_digest if same else content_of(number % 3)
-        given = an_answer(gate, approval_digest=content, decision=decision, by=by, expires_at=self.after(seconds))
+        given = an_answer(gate, approval_digest=content, decision=decision, by=by, known_by=proof, expires_at=self.after(seconds))
         expected = self.model.answer(gate.id, given.id, content, decision, by, self.model_after(seconds))
         self.compare("answer", self.store.gates.answer(gate.id, given), expected)
+        if expected is None and decision == "approve":
+            self.approved.setdefault(gate.id, set()).add(APPROVERS.get(by, by))
+            self.gate_of[given.id] = gate.id
+
+    @rule(run=RUNS, call=st.sampled_from((None, *CALLS)), quorum=st.sampled_from((2, 3)), by=st.lists(NAMES, min_size=1, max_size=5))
+    def approve_together(self, run: int, call: str | None, quorum: int, by: list[str]) -> None:
+        self.open(run, call, None, quorum)
+        gate_id = self.pick(self.model.gates, 0, True)
+        for name in by:
+            if self.model.gates[gate_id].end is None:
+                self.answer(0, True, "approve", name, None, True)
+        if not self.model.approvals:
+            return
+        if call is None:
+            self.use(run, 0, True)
+            self.call_without_a_gate(run)
+        else:
+            self.call(self.ids[run], call, self.pick(self.model.approvals, 0, True))
 
     @rule(version=st.integers(0, 2), decision=DECISIONS, by=PEOPLE, run=st.sampled_from((None, 0, 1)), seconds=SECONDS)
     def decide_without_a_gate(self, version: int, decision: Decision, by: str, run: int | None, seconds: int | None) -> None:
@@ -131,6 +155,10 @@ class GateMachine(StoreMachine):
     def call_without_a_gate(self, run: int) -> None:
         expected = self.model.call(self.ids[run], FREE, None, None)
         self.compare("call", self.intent(self.ids[run], FREE), expected)
+        if expected is None:
+            content = self.model.contents[self.ids[run]]
+            used = [key for key, row in self.model.approvals.items() if (row.run, row.step, row.content) == (self.ids[run], None, content)]
+            assert any(self.has_enough_people(key) for key in used), "a plan ran without its quorum"
 
     @rule(run=RUNS, call=st.sampled_from(CALLS), number=NUMBERS, newest=MOSTLY)
     def call_with_a_gate(self, run: int, call: str, number: int, newest: bool) -> None:
@@ -149,6 +177,8 @@ class GateMachine(StoreMachine):
     def approve_and_call(self, run: int, call: str, seconds: int | None, then: str) -> None:
         self.open(run, None, None)
         self.answer(0, True, "approve", "ana", None, True)
+        if not self.model.approvals:  # the gate was open and needs others as well
+            return
         self.use(run, 0, True)
         self.call_without_a_gate(run)
         self.open(run, call, None)
@@ -164,6 +194,15 @@ class GateMachine(StoreMachine):
     def call(self, run_id: str, content: str, approval_id: str | None) -> None:
         expected = self.model.call(run_id, GATED, content, approval_id)
         self.compare("gated call", self.intent(run_id, GATED, approval_id=approval_id, approval_digest=content), expected)
+        assert expected is not None or self.has_enough_people(approval_id or ""), "a call was made without its quorum"
+
+    def has_enough_people(self, approval_id: str) -> bool:
+        """Return whether as many different people approved as the gate needs, all of them allowed to. Counted apart from the model."""
+        if (gate_id := self.gate_of.get(approval_id)) is None:
+            return True  # given in advance
+        gate, people = self.do(self.store.gates.get(gate_id)), self.approved[gate_id]
+        same = gate.approval_digest == self.model.approvals[approval_id].content
+        return same and len(people) >= gate.gate_policy.quorum and (gate.gate_policy.quorum == 1 or people <= {*APPROVERS.values()})
 
     async def intent(self, run_id: str, step_id: str, **fields: Any) -> None:
         self.attempts += 1
@@ -212,6 +251,13 @@ def test_many_sequences_allow_what_was_approved_and_nothing_else(migrated_file: 
     require_events(*EVENTS, "gated call: refused")
 
 
+@pytest.mark.thorough
+@pytest.mark.timeout(14400)
+def test_no_history_of_ten_thousand_passes_without_its_quorum(migrated_file: Path) -> None:
+    explore(partial(GateMachine, migrated_file), examples=10_000, steps=20)
+    require_events(*EVENTS, "gated call: refused")
+
+
 STORE = "plan_adapter.store"
 BROKEN: dict[str, dict[str, Callable[..., Any]]] = {
     "an answer covers any content": {f"{STORE}.permission.is_same_content": lambda *_: True},
@@ -219,6 +265,13 @@ BROKEN: dict[str, dict[str, Callable[..., Any]]] = {
     "an approval that was taken back is used": {f"{STORE}.approvals._is_usable": lambda _: true()},
     "a run needs no approval": {f"{STORE}.permission.why_plan_not_approved": lambda *_: None},
     "a gate never expires": {f"{STORE}.gates._is_in_time": true},
+    "answers count instead of people": {
+        f"{STORE}.gates.agreements_that_count": lambda _policy, given, **_: [*given],
+        f"{STORE}.gates.why_already_given": lambda *_: None,
+    },
+    "one person may approve twice": {f"{STORE}.gates.why_already_given": lambda *_: None},
+    "a gate needs one approval": {f"{STORE}.gates._has_quorum": false},
+    "the names of a quorum are not checked": {f"{STORE}.gates.refusal": lambda *_, **__: None},
     "a gate that was withdrawn or replaced takes answers": {f"{STORE}.gates._is_open": true},
 }
 

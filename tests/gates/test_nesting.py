@@ -5,7 +5,7 @@ A plan is put around or into another plan that demands as much as it can, and it
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -33,6 +33,7 @@ LOOSE: Mapping[str, Any] = {
     "permissions": ["reorder"],
     "approval.approvers": ["intern"],
     "approval.operators": ["intern"],
+    "approval.quorum": 1,
     "approval.self_approval": True,
     "approval.known_by": ["unverified"],
     "approval.effects": [],
@@ -99,7 +100,14 @@ STEPS = [
 ]
 STRICT: dict[str, Any] = {
     "description": "Demands all it can",
-    "approval": {"approvers": ["sre"], "operators": ["sre"], "known_by": ["totp"], "self_approval": False, "effects": ["write"]},
+    "approval": {
+        "approvers": ["sre"],
+        "operators": ["sre"],
+        "known_by": ["totp"],
+        "quorum": 2,
+        "self_approval": False,
+        "effects": ["write"],
+    },
 }
 PLAIN: dict[str, Any] = {"description": "Says nothing", "options": {"require_approval": False}}
 
@@ -121,11 +129,15 @@ def nested(*documents: dict[str, Any]) -> ExecutionPlan:
     return ExecutionPlan.model_validate(document)
 
 
+GateRules: TypeAlias = tuple[Collection[str], Collection[str], int, bool]
+"""The approvers, the proofs, the quorum and whether the requester may approve."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """What must happen before a step, or a call of its model: the people and proofs that each gate accepts, and what it may do."""
 
-    gates: tuple[tuple[Collection[str], Collection[str], bool], ...]
+    gates: tuple[GateRules, ...]
     confirmed: Collection[str]
     permissions: Collection[str]
     operators: Collection[str]
@@ -140,8 +152,8 @@ class Rules:
         )
 
 
-def _accepts_no_more(gate: tuple[Collection[str], Collection[str], bool], other: tuple[Collection[str], Collection[str], bool]) -> bool:
-    return {*gate[0]} <= {*other[0]} and {*gate[1]} <= {*other[1]} and gate[2] <= other[2]
+def _accepts_no_more(gate: GateRules, other: GateRules) -> bool:
+    return {*gate[0]} <= {*other[0]} and {*gate[1]} <= {*other[1]} and gate[2] >= other[2] and gate[3] <= other[3]
 
 
 def _known(accepted: Collection[str] | None, everything: Collection[str]) -> Collection[str]:
@@ -169,7 +181,7 @@ def rules_of(plan: ExecutionPlan) -> dict[str, Rules]:
             outer = next((known for known in plan.all_steps if known.id == outer.outer), None)
         gates = [gate_policy_of(plan, EffectivePolicy(), requested_by="sre", step_id=place) for place in places]
         found[step.local_id] = Rules(
-            gates=tuple((_known(gate.approvers, PEOPLE), _known(gate.known_by, PROOFS), gate.self_approval) for gate in gates),
+            gates=tuple((_known(gate.approvers, PEOPLE), _known(gate.known_by, PROOFS), gate.quorum, gate.self_approval) for gate in gates),
             confirmed=[name for name, effect in validated.goal_effects(step.id).items() if effect != "read"],
             permissions=validated.permissions_at(step).names,
             operators=operators,
@@ -191,7 +203,7 @@ def test_every_field_is_classified() -> None:
 def test_the_strict_plan_demands_all_it_can() -> None:
     written = {f"approval.{name}" for name in STRICT["approval"]}
     rules = rules_of(nested(STRICT))
-    demanded = (("sre",), ("totp",), False)
+    demanded = (("sre",), ("totp",), 2, False)
     assert rules["write"].gates == rules["undone"].gates == rules["each"].gates == rules["model"].gates == (demanded, demanded)
     assert (rules["read"].gates, rules["model"].confirmed, rules["model"].permissions) == ((demanded,), ["drop", "arrange"], [])
     for field in LOOSE:  # what else a policy or a list of permissions says only loosens, or says how a gate behaves

@@ -41,6 +41,11 @@ def test_the_recipe_for_four_eyes_works_as_written(typist: Typist) -> None:
     assert not (typist.folder / "exports" / "old").exists()
 
 
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+def test_the_recipe_for_two_of_three_works_as_written(typist: Typist) -> None:
+    assert len(typist.type_page(recipe("Two of three"))) == 9
+
+
 @pytest.mark.thorough  # 10 s: tests/cli/test_attestations.py tests the same with the script
 def test_the_page_about_attestations_works_as_written(typist: Typist) -> None:
     assert len(typist.type_page((GUIDE / "attestations.md").read_text(encoding="utf-8"))) == 7
@@ -62,6 +67,6 @@ def test_the_recipe_for_an_agent_works_as_written(typist: Typist) -> None:
 
 
 def test_every_recipe_is_typed_by_a_test() -> None:
-    here = {"Rolling change", "Four eyes", "An agent that writes under a gate"}
+    here = {"Rolling change", "Four eyes", "Two of three", "An agent that writes under a gate"}
     with_a_server = {"First deployment", "Nightly job", "A gate in CI"}
     assert {text.partition("\n")[0] for text in RECIPES} == here | with_a_server

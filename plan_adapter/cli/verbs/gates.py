@@ -155,8 +155,14 @@ def _row(gate: "Gate", now: datetime, *, wide: bool) -> list[str]:
         tr("the plan") if gate.step_id is None else gate_place(gate) + tr(QUESTION_SUFFIXES[gate.kind]),
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),
-        f"{who}{other}{known}",
+        f"{who}{other}{known}{_progress(gate)}",
     ]
     waiting = {True: tr("a process"), False: tr("no process"), None: tr("another host")}
     attended = tr("worker released") if gate.is_released else waiting[gate.attended]
     return [*cells, gate.approval_digest[:SHOWN_DIGITS], attended] if wide else cells
+
+
+def _progress(gate: "Gate") -> str:
+    """Return how many of several approvals a gate has, for the end of the list of those who may answer."""
+    given, quorum = len(gate.agreements), gate.gate_policy.quorum
+    return "" if quorum == 1 else tr(": {count} of {quorum} approved", count=given, quorum=quorum)

@@ -48,7 +48,7 @@ async def policy_set(file: str, /, *, sign: bool = False, code: str | None = Non
     If the current policy names operators, only they can set the next version. Anybody who can write to the store can set the first.
 
     Args:
-        file: A YAML or JSON file with any of approvers, operators, groups, known_by, self_approval, gate_effects, allow_unapproved,
+        file: A YAML or JSON file with any of approvers, operators, groups, known_by, quorum, self_approval, gate_effects, allow_unapproved,
             allowed_signers.
         sign: Sign the policy with your SSH key, where the policy asks for that.
         code: Your one-time code, where the policy asks for one.

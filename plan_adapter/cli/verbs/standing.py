@@ -13,6 +13,7 @@ from plan_adapter.cli.spans import parse_time
 from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, strictest
 from plan_adapter.gates.coverage import new_standing_approval
 from plan_adapter.gates.identity import Identity, identity_of_account, identity_of_name, recorded_identity
+from plan_adapter.gates.quorum import why_one_is_too_few
 from plan_adapter.gates.signatures import default_key
 from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, verify_standing, write_signed_standing
 from plan_adapter.local.settings import Settings
@@ -184,7 +185,7 @@ def _check_and_sign(
 
 
 def _refuse(gate_policy: "GatePolicy", identity: Identity) -> None:
-    if reason := refusal(gate_policy, identity, decision="approve"):
+    if reason := refusal(gate_policy, identity, decision="approve") or why_one_is_too_few(gate_policy, "a standing approval"):
         raise NotApprovedError(reason)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, RowMapping, or_
 
-from plan_adapter.model.approvals import Approval
+from plan_adapter.model.approvals import AGREE, Agreement, Approval, GatePolicy
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.record import MIN_END_CHARACTERS, Attempt, GroupItem, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
 from plan_adapter.model.status import Outcome, StepStatus
@@ -259,8 +259,40 @@ def approval_row(approval: Approval) -> dict[str, Any]:
     }
 
 
-def approval_of(row: Row) -> Approval:
-    """Return the approval that `approval_row` wrote, with the run that used it."""
+def agreement_row(approval: Approval, gate_id: str) -> dict[str, Any]:
+    """Return the row of `approval` as one of several that the gate needs, without its context columns.
+
+    No reader of answers can take it for one: its decision is another, and it has no `gate_id`, which is unique because a gate has one
+    answer. The gate is in `result`.
+    """
+    return {**approval_row(approval), "decision": AGREE, "gate_id": None, "result": agreed_at(gate_id)}
+
+
+def agreed_at(gate_id: str) -> str:
+    """Return what an agreement at this gate has as its `result`."""
+    return dump_json({"gate": gate_id})
+
+
+def agreement_of(row: Row) -> Agreement:
+    """Return the agreement that `agreement_row` wrote."""
+    names = ("id", "approval_digest", "by", "known_by", "at", "note", "signature", "expires_at")
+    return Agreement(gate_id=load_json(row["result"])["gate"], **{name: row[name] for name in names})
+
+
+def answers_of(rows: Iterable[Row]) -> list[Approval]:
+    """Return the answers among `rows` in their order, each with the agreements at its gate. The rows are sorted by time."""
+    answers, agreements = list[Row](), dict[str, list[Agreement]]()
+    for row in rows:
+        if row["decision"] == AGREE:
+            agreement = agreement_of(row)
+            agreements.setdefault(agreement.gate_id, []).append(agreement)
+        else:
+            answers.append(row)
+    return [approval_of(row, agreements.get(row["gate_id"], ())) for row in answers]
+
+
+def approval_of(row: Row, agreements: Sequence[Agreement] = ()) -> Approval:
+    """Return the approval that `approval_row` wrote, with the run that used it. `agreements` are those at its gate."""
     return Approval(
         id=row["id"],
         approval_digest=row["approval_digest"],
@@ -278,4 +310,25 @@ def approval_of(row: Row) -> Approval:
         signature=row["signature"],
         used_at=row["used_at"],
         result=None if row["result"] is None else load_json(row["result"]),
+        agreements=tuple(agreements) if row["decision"] == "approve" else (),
     )
+
+
+QUORUM_MARK = '"quorum": '
+"""What the column `rules` of a gate that needs several approvals contains."""
+
+
+def gate_policy_text(gate_policy: GatePolicy) -> str:
+    """Return a gate policy as the column `rules` of a gate holds it."""
+    written = asdict(gate_policy)
+    if written["quorum"] == 1:  # as before there were quorums: digests cover this text
+        del written["quorum"]
+    return json.dumps(written, ensure_ascii=False)
+
+
+def gate_policy_in(text: str) -> GatePolicy:
+    """Return the gate policy that the column `rules` of a gate holds."""
+    gate_policy: dict[str, Any] = json.loads(text)
+    for name in ("approvers", "known_by"):
+        gate_policy[name] = None if gate_policy[name] is None else tuple(gate_policy[name])
+    return GatePolicy(**gate_policy)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from hashlib import sha256
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
@@ -72,7 +72,7 @@ class AttestedApproval:
     """One answer at a gate: its person, the proof of their identity, and the content."""
 
     id: str
-    decision: Decision
+    decision: Decision | Literal["agree"]  # `agree`: an approval at a gate that needed more of them; `result` has the id of the gate
     by: str
     known_by: str  # the proof that was checked: ssh_signature, totp, os_user, form, unverified; or not_required
     at: str

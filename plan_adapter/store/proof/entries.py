@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from plan_adapter.model.approvals import Approval, Decision, GateEnd, OperatorRequestKind
+from plan_adapter.model.approvals import AGREE, Approval, GateEnd, OperatorRequestKind
 from plan_adapter.model.canonical import arguments_digest
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import CallKind
@@ -20,6 +20,7 @@ AuditKind: TypeAlias = Literal[
     "changes_requested",
     "approval_used",
     "gate_opened",
+    "agreed",  # an approval at a gate that needed more of them
     "gate_answered",  # `message` begins with the decision
     "gate_expired",
     "gate_cancelled",
@@ -56,7 +57,14 @@ OPERATOR_REQUEST_KINDS: dict[OperatorRequestKind, AuditKind] = {
     "rollback": "rollback_requested",
 }
 
-DECISION_ENTRIES: Mapping[Decision, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
+DECISION_ENTRIES: Mapping[str, AuditKind] = {
+    "approve": "approved",
+    "reject": "rejected",
+    "request_changes": "changes_requested",
+    AGREE: "agreed",
+}
+"""The entry kinds of answers without a gate, and of approvals at a gate that needed more of them."""
+
 GATE_END_ENTRIES: Mapping[GateEnd, AuditKind] = {
     "expired": "gate_expired",
     "cancelled": "gate_cancelled",
@@ -169,7 +177,7 @@ def of_approval(row: JsonRow) -> Entry:
     """Return the entry for an answer, at a gate or without one."""
     note = _optional_text(row["note"] or None)
     if row["gate_id"] is None:
-        return _approval_entry(row, DECISION_ENTRIES[cast("Decision", row["decision"])], _text(row["at"]), note)
+        return _approval_entry(row, DECISION_ENTRIES[_text(row["decision"])], _text(row["at"]), note)
     return _approval_entry(row, "gate_answered", _text(row["at"]), _text(row["decision"]) + (f": {note}" if note else ""))
 
 

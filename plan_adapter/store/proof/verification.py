@@ -11,8 +11,10 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import JsonValue
 
+from plan_adapter.gates.quorum import why_too_few
+from plan_adapter.model.approvals import AGREE
 from plan_adapter.model.readable import one_line
-from plan_adapter.store.database.rows import NO_ITEM
+from plan_adapter.store.database.rows import NO_ITEM, QUORUM_MARK, agreed_at, gate_policy_in
 from plan_adapter.store.plans import problem_of_plan
 from plan_adapter.store.proof import entries
 from plan_adapter.store.proof.audit import entry_digest, genesis_digest, read_witness
@@ -387,7 +389,9 @@ _RESOLVED_OUTCOMES = {"done": "succeeded", "again": "failed", "abort": "failed"}
 
 
 def _gate_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
-    answers = {row["gate_id"]: row["at"] for row in document["approvals"] if row["gate_id"] is not None}
+    closing = {row["gate_id"]: row for row in document["approvals"] if row["gate_id"] is not None}
+    agreed = [row for row in document["approvals"] if row["decision"] == AGREE]
+    answers = {gate_id: row["at"] for gate_id, row in closing.items()}
     by_people = (row for row in document["receipts"] if row["by"] is not None)
     outcomes = {(row["step_id"], row["kind"], row["item"], row["ended_at"]): row["outcome"] for row in by_people}
     for gate in document["gates"]:
@@ -401,6 +405,12 @@ def _gate_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
             yield Alteration("gates", "it was answered, but it was not closed as answered", gate["step_id"] or None)
         elif gate["end"] is None and gate["closed_at"] is not None:
             yield Alteration("gates", "it was closed, but its row does not say how", gate["step_id"] or None)
+        answer = closing.get(gate["id"])
+        if answer is not None and answer["decision"] == "approve" and QUORUM_MARK in str(gate["rules"]):
+            same = [row for row in agreed if (row["result"], row["approval_digest"]) == (agreed_at(gate["id"]), answer["approval_digest"])]
+            why = why_too_few(gate_policy_in(str(gate["rules"])), [str(row["by"]) for row in (*same, answer)])
+            if why is not None:
+                yield Alteration("gates", f"it was closed as approved, but {why}", gate["step_id"] or None)
 
 
 def _describe_difference(now: Entry, recorded: JsonRow) -> str:

@@ -386,3 +386,29 @@ async def test_a_run_killed_at_its_gate_continues_only_if_it_was_approved(
         return
     run = await aresume_run(gate.run_id, tools=tools, store=world.store, approver=PrefectApprover())
     assert (run.status, run.flow_run_id, struck.read_text()) == (PlanStatus.COMPLETED, str(flow_run_id), "a")
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
+async def test_the_form_is_shown_again_after_the_first_of_two_approvals(gated: bool, world: World) -> None:
+    policy = ApprovalPolicy(approvers=["ana", "ben", "chi"], quorum=2)
+    task, step = run_in_prefect(world, gated=gated, policy=policy), "strike" if gated else None
+    gate, flow_run_id = await shown(world, step=step)
+    assert "**Needs 2 approvals by different people.**" in await form_text(flow_run_id, str(gate.keyset))
+    await resume(flow_run_id, APPROVE)
+    second, flow_run_id = await shown(world, step=step, after=gate)
+    text = await form_text(flow_run_id, str(second.keyset))
+    assert text.startswith("**1 of 2 approvals; the gate waits for ben or chi (ana approved at ")
+    assert "refused" not in text
+    (form,) = [form for form in await open_forms() if form.gate_id == gate.id]
+    assert (form.progress, form.refused) == ("1 of 2 approvals; the gate waits for ben or chi", None)
+    await resume(flow_run_id, {**APPROVE, "approver": "ana"})
+    third, flow_run_id = await shown(world, step=step, after=second)
+    refused = await form_text(flow_run_id, str(third.keyset))
+    assert refused.startswith("**The last answer was refused:** ana has already approved; 1 more approval needed, by ben or chi.")
+    assert world.struck == []
+    await resume(flow_run_id, {**APPROVE, "approver": "ben"})
+    run = await task
+    assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
+    answer = await world.store.gates.answer_to(gate.id)
+    assert answer is not None
+    assert answer.givers == "ana (form) and ben (form)"

@@ -142,7 +142,7 @@ def emit_gate_event(
                     "expires_at": None if gate.expires_at is None else gate.expires_at.isoformat(),
                     "message": None if message is None else one_line(message)[:MAX_NOTE_CHARACTERS],
                     "decision": None if approval is None else approval.decision,
-                    "by": None if approval is None else one_line(approval.by),
+                    "by": None if approval is None else one_line(" and ".join(approval.people)),
                     "known_by": None if approval is None else approval.known_by,
                     "note": None if approval is None else one_line(approval.note)[:MAX_NOTE_CHARACTERS],
                 }

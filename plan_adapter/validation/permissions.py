@@ -319,8 +319,9 @@ def _check_quorum(policy: ApprovalPolicy, findings: Findings) -> None:
     elif len(names) < policy.quorum:
         message = f"{policy.quorum} different people must approve, and `approvers` has {counted(len(names), 'name')}"
         findings.warn("bad-quorum", "approval.quorum", message, "no run starts unless one of them is a group with enough members")
-    if claims := [method for method in policy.known_by or ("form",) if method in ("form", "unverified")]:
-        at = f"approval.known_by[{policy.known_by.index(claims[0])}]" if policy.known_by else "approval.quorum"
+    claims = [index for index, method in enumerate(policy.known_by) if method in ("form", "unverified")]
+    if claims or not policy.known_by:
+        at = f"approval.known_by[{claims[0]}]" if claims else "approval.quorum"
         message = "one person can claim several names (`form`, `unverified`), so the quorum proves nothing"
         findings.warn("weak-proof", at, message, "accept proofs only: `known_by: [ssh_signature, totp]`")
 

@@ -102,8 +102,8 @@ def test_a_pruned_run_is_named_by_its_end(plan: Plan) -> None:
 def form_of(run_id: str) -> OpenForm:
     return OpenForm(
         gate_id="g", run_id=run_id, step_id=None, item=None, name="p", approval_digest="d" * 64, opened_at=None, expires_at=None,
-        known_by=None, keyset="k", refused=None, kind="approval", label=None, call_kind="step", is_lost=False, progress=None, first_digest="",
-        flow_run_id="f" * 8, is_unattended=False,
+        known_by=None, keyset="k", refused=None, kind="approval", label=None, call_kind="step", is_lost=False, progress=None,
+        first_digest="", flow_run_id="f" * 8, is_unattended=False,
     )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 """Tests of gates that need several approvers: who counts, what voids an approval, and every way in which an approval is given."""
 
 import asyncio
+import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -12,17 +14,25 @@ from plan_adapter import ExecutionPlan, approve
 from plan_adapter.cli.asking import YesApprover
 from plan_adapter.errors import ApprovalRequiredError, NotApprovedError, RunConflictError
 from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.gates.approval import text_to_sign
 from plan_adapter.gates.approvers import CallbackApprover
+from plan_adapter.gates.coverage import standing_digest
+from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.policy import Policy
+from plan_adapter.gates.signatures import sign, verify_signature
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Agreement, Answer, Approval, Gate, GatePolicy, people_in, person_of
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.status import RunReason
-from plan_adapter.runs import arevise_run
+from plan_adapter.runs import Hooks, arevise_run, arollback_run
+from plan_adapter.runs.answers import GateAnswers
+from plan_adapter.runs.operator_requests import record_operator_request
+from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import PlanStatus
 from plan_adapter.store.policies import NewPolicy
+from plan_adapter.store.proof.signed import signed_statements
 from tests.gates.questions import plan_with_question
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
@@ -279,7 +289,7 @@ async def test_a_group_counts_as_its_members(world: World) -> None:
 
 
 async def test_typed_names_never_meet_a_quorum(world: World) -> None:
-    run_id, gate = await waiting(world, a_plan(world, policy=ApprovalPolicy(approvers=PEOPLE, quorum=2)))
+    _, gate = await waiting(world)
     await world.sql('UPDATE gates SET rules = replace(rules, \'["ana", "ben", "chi"]\', \'null\')')
     gate = await world.store.gates.get(gate.id)
     assert gate.gate_policy.approvers is None
@@ -357,8 +367,6 @@ async def test_an_approval_waiting_in_the_store_is_no_quorum(world: World) -> No
 async def test_a_standing_approval_is_no_quorum(world: World) -> None:
     given = await standing(world)
     bound = world.bound(a_plan(world))
-    from plan_adapter.gates.coverage import standing_digest
-
     await world.store.standing.add(replace(given, runbook_digest=standing_digest(bound.validated), by="ana"))
     run_request = replace(world.run_request(), schedule=SCHEDULE)
     run = await execute_plan(bound, run_request=run_request, store=world.store, offline=True, record_pending=True)
@@ -366,17 +374,75 @@ async def test_a_standing_approval_is_no_quorum(world: World) -> None:
     assert await rows(world, run.id) == []
 
 
-@pytest.mark.parametrize("options", [ResumeOptions(skipped={"strike": "not today"})], ids=["skip"])
-async def test_a_request_of_one_person_is_refused(world: World, options: ResumeOptions) -> None:
-    from plan_adapter.runs.resume import execute_resume
-
+async def left_at_the_gate_of_a_step(world: World) -> Gate:
     task = world.start(a_plan(world, gated=True))
     gate = await world.gate(step="strike")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    run_request = world.run_request(requested_by="ana")
-    with pytest.raises(NotApprovedError, match="the step is not skipped: 2 different people must approve, each at the gate; this request"):
+    return gate
+
+
+async def test_one_person_cannot_skip_a_step(world: World) -> None:
+    gate = await left_at_the_gate_of_a_step(world)
+    refused = "the step is not skipped: 2 different people must approve, each at the gate; this request is by one person"
+    options, run_request = ResumeOptions(skipped={"strike": "not today"}), world.run_request(requested_by="ana")
+    with pytest.raises(NotApprovedError, match=refused):
         await execute_resume(gate.run_id, tools=world.tools(), run_request=run_request, store=world.store, offline=True, options=options)
+    assert [entry.kind for entry in await world.store.audit(gate.run_id)][-1] == "refused"
+
+
+async def test_one_person_cannot_roll_back_steps_with_gates(world: World) -> None:
+    gate = await left_at_the_gate_of_a_step(world)
+    with pytest.raises(NotApprovedError, match="the run is not rolled back: 2 different people must approve"):
+        await arollback_run(gate.run_id, tools=world.tools(), store=world.store, offline=True, by="ana")
+
+
+async def test_one_person_cannot_run_a_skipped_step(world: World) -> None:
+    gate = await left_at_the_gate_of_a_step(world)
+    run, request = await world.store.run(gate.run_id), world.run_request(requested_by="ana")
+    with pytest.raises(NotApprovedError, match="the skipped step does not run: 2 different people must approve"):
+        await record_operator_request("run_from", ["strike"], "", run, await world.store.get(run.digest), world.store, request)
+
+
+def test_a_plan_around_another_meets_its_quorum_only_with_as_many_people() -> None:
+    one, three = ApprovalPolicy(approvers=PEOPLE), ApprovalPolicy(approvers=PEOPLE, quorum=3)
+    assert (TWO.is_met_by(one), TWO.is_met_by(TWO), TWO.is_met_by(three)) == (False, True, True)
+
+
+async def test_a_one_time_code_is_not_used_up_by_a_second_approval(world: World) -> None:
+    run, gate = await world.detached(a_plan(world))
+    await world.answer(gate, by="ana")
+    answers, gate = GateAnswers(world.store, world.settings), await world.store.gates.get(gate.id)
+    with pytest.raises(NotApprovedError, match="ana has already approved"):
+        await answers.close(gate, Answer("approve", "ana", code="000000"), request_of(gate))
+    with pytest.raises(NotApprovedError, match="code"):
+        await answers.close(gate, Answer("approve", "ben", code="000000"), request_of(gate))
+    assert await rows(world, run.id) == [("agree", "ana")]
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+async def test_signed_approvals_are_checked_again(world: World) -> None:
+    signers = list[str]()
+    for name in ("ana", "ben"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(world.folder / name)], check=True)
+        signers.append(f"{name} {(world.folder / name).with_suffix('.pub').read_text()}")
+    (world.folder / "signers").write_text("".join(signers), encoding="utf-8")
+    world.settings = Settings(allowed_signers=world.folder / "signers")
+    policy = ApprovalPolicy(approvers=["ana", "ben"], quorum=2, known_by=["ssh_signature"])
+    run_id, gate = await waiting(world, a_plan(world, policy=policy))
+    answers = GateAnswers(world.store, world.settings)
+    for name in ("ana", "ben"):
+        answer, request = Answer("approve", name), request_of(gate)
+        signed = replace(answer, signature=sign(text_to_sign(answer, request), key=world.folder / name))
+        gate = await answers.close(gate, signed, request)
+    exported = await world.store.export(run_id)
+    statements = [statement for statement in signed_statements(exported) if statement.table == "approvals"]
+    assert [statement.by for statement in statements] == ["ana", "ben"]
+    for statement in statements:
+        verify_signature(statement.text, statement.signature or "", allowed=world.folder / "signers", by=statement.by)
+    (world.folder / "signers").write_text(signers[1], encoding="utf-8")  # ana's key was taken back
+    with pytest.raises(NotApprovedError, match="2 different people must approve, and only ben did"):
+        await world.resume(run_id)
     assert world.struck == []
 
 
@@ -436,8 +502,6 @@ TAMPERED: dict[str, str] = {
 async def test_a_removed_approval_stops_the_next_call_and_is_found(world: World, statement: str) -> None:
     async def tamper(*_: Any) -> None:
         await world.sql(statement)
-
-    from plan_adapter.runs import Hooks
 
     run_id, _ = await approved_by_two(world)
     run = await world.resume(run_id, hooks=Hooks(on_step_complete=tamper))

@@ -35,6 +35,8 @@ A_CALL_APPROVAL = permission.CallApproval(
     revoked_by=None,
     now=AT,
     is_answer=False,
+    id="a1",
+    rules=None,
 )
 
 
@@ -146,7 +148,7 @@ async def test_a_call_approval_covers_the_attempts_of_one_start_only(store: Plan
 
 def test_a_run_with_several_approvals_is_permitted_by_a_valid_one_of_its_content() -> None:
     now, other, older = "a" * 64, "b" * 64, "c" * 64
-    by_ana = permission.PlanApproval(now, now, "ana", None, None, None, None)
+    by_ana = permission.PlanApproval(now, now, "ana", None, None, None, None, "a1", None)
     revoked = by_ana._replace(standing_id="s1", found_standing_id="s1", revoked_at=AT, revoked_by="bo")
     permitted = partial(permission.why_plan_not_approved, "r1")
     assert permitted([revoked, by_ana]) is permitted([by_ana, revoked]) is None

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from plan_adapter.model.approvals import AGREE, Approval, GateEnd, OperatorRequestKind
+from plan_adapter.model.approvals import AGREE, Approval, Decision, GateEnd, OperatorRequestKind
 from plan_adapter.model.canonical import arguments_digest
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import CallKind
@@ -57,14 +57,7 @@ OPERATOR_REQUEST_KINDS: dict[OperatorRequestKind, AuditKind] = {
     "rollback": "rollback_requested",
 }
 
-DECISION_ENTRIES: Mapping[str, AuditKind] = {
-    "approve": "approved",
-    "reject": "rejected",
-    "request_changes": "changes_requested",
-    AGREE: "agreed",
-}
-"""The entry kinds of answers without a gate, and of approvals at a gate that needed more of them."""
-
+DECISION_ENTRIES: Mapping[Decision, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
 GATE_END_ENTRIES: Mapping[GateEnd, AuditKind] = {
     "expired": "gate_expired",
     "cancelled": "gate_cancelled",
@@ -80,7 +73,7 @@ DESCRIBED_TABLES: Mapping[str, str] = {
     **dict.fromkeys(("attempt_succeeded", "attempt_failed"), "receipts"),
     "command_started": "commands",
     **dict.fromkeys(STEP_END_ENTRIES.values(), "step_runs"),
-    **dict.fromkeys((*DECISION_ENTRIES.values(), "approval_used", "gate_answered"), "approvals"),
+    **dict.fromkeys((*DECISION_ENTRIES.values(), "agreed", "approval_used", "gate_answered"), "approvals"),
     **dict.fromkeys(("gate_opened", *GATE_END_ENTRIES.values()), "gates"),
     "revised": "revisions",
     "erased": "tombstones",
@@ -177,7 +170,8 @@ def of_approval(row: JsonRow) -> Entry:
     """Return the entry for an answer, at a gate or without one."""
     note = _optional_text(row["note"] or None)
     if row["gate_id"] is None:
-        return _approval_entry(row, DECISION_ENTRIES[_text(row["decision"])], _text(row["at"]), note)
+        kind = "agreed" if row["decision"] == AGREE else DECISION_ENTRIES[cast("Decision", row["decision"])]
+        return _approval_entry(row, kind, _text(row["at"]), note)
     return _approval_entry(row, "gate_answered", _text(row["at"]), _text(row["decision"]) + (f": {note}" if note else ""))
 
 

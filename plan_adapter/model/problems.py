@@ -252,8 +252,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "weak-proof": (
             "The policy accepts a proof of identity (a signature, a one-time code, an account), but also a name that anyone can "
-            "claim, so the proof is worth nothing. Remove the weaker one from `known_by`. With a `quorum`, one person could claim "
-            "several names."
+            "claim, so the proof is worth nothing. Remove the weaker one from `known_by`."
         ),
         "many-gates": (
             "A step with a gate of its own has a `for_each` with many items, and each of them asks. Approve the whole plan instead, "

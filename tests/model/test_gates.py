@@ -119,6 +119,7 @@ def test_previews_and_plan_texts_show_the_policy() -> None:
     assert preview_of(plan, gate_effects=("read",)).as_json()["approval"] == {
         "approvers": ["sre", "a`b <i>小明"],
         "operators": ["deployers", "值班/夜间"],
+        "quorum": 1,
         "self_approval": False,
         "known_by": ["ssh_signature", "totp"],
         "effects": ["read", "write"],

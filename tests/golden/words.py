@@ -22,6 +22,7 @@ SOURCES: dict[str, Any] = {
     "why a run ended": status.RunReason,
     "outcome": status.Outcome,
     "decision": approvals.Decision,
+    "decision of an agreement": [approvals.AGREE],
     "resolution": approvals.Resolution,
     "operator request": approvals.OperatorRequestKind,
     "kind of gate": approvals.GateKind,

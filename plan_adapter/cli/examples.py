@@ -62,7 +62,6 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
             "failures",
             ("restart.yaml --input host=web-2", "Run a file with an input"),
             ("restart.yaml --dry-run", "Show what it would do"),
-            ("restart.yaml --on 'web:!web-3'", "Run it on some of its hosts"),
             ("restart-web@1 --offline --yes", "Run a stored version, and approve it"),
         ),
         "replay": _of(

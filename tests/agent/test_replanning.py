@@ -73,7 +73,7 @@ async def test_the_model_does_not_see_the_values_of_secrets_that_only_the_plan_n
     world: World, store: PlanStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = EntryPoints([EntryPoint("vault", f"{__name__}:vault", "plan_adapter.secrets")])
-    monkeypatch.setattr(secrets, "entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr(secrets.metadata, "entry_points", lambda group: points.select(group=group))
     plan = a_plan()
     plan.step("third").parameters = {"host": "${{ secrets.token }}"}
     run = await failed(world, store, plan)

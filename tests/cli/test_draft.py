@@ -165,7 +165,7 @@ def test_without_tools_the_error_names_the_built_in_ones_and_no_model_is_asked(
         result = plan(verb, TASK)
     assert (result.code, result.out, server.requests) == (2, "", [])
     for part in (
-        "name built-in ones that the model may use, as in --allow-tool http_get (bash, http_get, ",
+        "name built-in ones that the model may use, as in --allow-tool http_get (bash, copy_from, ",
         "--tools package.module:name",
         "`plan tools`",
     ):

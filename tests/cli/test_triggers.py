@@ -252,6 +252,7 @@ def test_people_start_it_with_the_form_and_see_nothing_of_the_event(plan: Plan, 
     assert plan("show", run["id"], "--json").run["trigger"] is None
 
 
+@pytest.mark.thorough
 def test_an_event_that_is_delivered_twice_starts_one_run(plan: Plan, name: str) -> None:
     trigger = a_trigger(name)
     del trigger["fingerprint"]
@@ -305,6 +306,7 @@ async def _die_after_creation(deployment_id: str, home: Path) -> str:
         return run.id
 
 
+@pytest.mark.thorough
 def test_a_triggered_run_that_waits_is_resumed_by_its_flow_run(plan: Plan, name: str) -> None:
     """A second start of the same flow run finds its run, whatever the event would start now."""
     made = deployed(plan, runbook(name, a_trigger(name)))

@@ -87,7 +87,7 @@ def _automation_of(deployment: str, deployment_id: UUID, number: int, trigger: T
 
 
 def _compared(automation: AutomationCore) -> str:
-    """Return what makes an automation differ from another one: its trigger, its actions, and its texts."""
+    """Return the parts of an automation that a deployment decides, as text: its trigger, its actions and its texts."""
     fields = automation.model_dump(mode="json", include={"name", "description", "tags", "trigger", "actions"})
     return json.dumps(fields, sort_keys=True)
 

@@ -54,7 +54,8 @@ def _checks_of(scope: RunScope, group: Group) -> Iterator[tuple[int, Step, Tool[
     for item in range(len(group.labels)):
         if any((inner.id, item) in scope.history.attempts for inner in group.step.steps):
             continue
-        prediction = Prediction(bound.inputs if scope.inputs is None else scope.inputs, hosts=bound.hosts, item=group.value_of(item))
+        known = scope.variables(item=group.value_of(item))
+        prediction = Prediction(known.inputs, hosts=known.hosts, item=known.item)
         for inner in group.step.steps:
             tool = bound.validated.tools.get(inner.id)
             if tool is None or tool.preflight is None or inner.id in bound.validated.when:

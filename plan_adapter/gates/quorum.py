@@ -61,7 +61,7 @@ def why_already_given(gate_policy: GatePolicy, agreements: Sequence[Agreement], 
 
 
 def others_who_may_approve(gate_policy: GatePolicy, agreements: Sequence[Agreement]) -> list[str]:
-    """Return who may approve and is not among `agreements`."""
+    """Return the people who may approve and are not among `agreements`."""
     given = {person_of(agreement.by) for agreement in agreements}
     return [name for name in able_to_approve(gate_policy) or () if person_of(name) not in given]
 
@@ -73,6 +73,6 @@ def progress_in_words(gate_policy: GatePolicy, agreements: Sequence[Agreement]) 
 
 
 def progress_line(gate_policy: GatePolicy, agreements: Sequence[Agreement]) -> str:
-    """Return what a page says of the approvals that its gate has so far, with the time of each in UTC."""
+    """Return a line for a page about the approvals that its gate has so far, with the time of each in UTC."""
     given = [tr("{who} approved at {when}", who=one_line(row.by), when=f"{row.at.astimezone(UTC):%H:%M} UTC") for row in agreements]
     return progress_in_words(gate_policy, agreements) + (f" ({'; '.join(given)})" if given else "")

@@ -69,7 +69,7 @@ AGREE = "agree"
 
 
 def person_of(name: str) -> str:
-    """Return what two forms of one name have in common. A quorum counts people, whatever the case or Unicode form of their names."""
+    """Return the form of a name that identifies the person. A quorum counts people, whatever the case or Unicode form of their names."""
     return normalize("NFKC", normalize("NFKC", name).casefold()).strip()
 
 

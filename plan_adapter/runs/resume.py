@@ -19,13 +19,7 @@ from plan_adapter.model.triggers import EVENT_PARAMETER, UnusedEvent
 from plan_adapter.runs.cancel import apply_cancellation, is_cancelled
 from plan_adapter.runs.folders import in_folder, move_target, refuse_elsewhere, refuse_rollback_elsewhere
 from plan_adapter.runs.operator_requests import choices_of, with_operator_requests
-from plan_adapter.runs.plan_approval import (
-    end_overdue,
-    is_answered,
-    missing_approval_error,
-    open_detached_gate,
-    refuse_approver,
-)
+from plan_adapter.runs.plan_approval import end_overdue, is_answered, missing_approval_error, open_detached_gate, refuse_approver
 from plan_adapter.runs.replan import tools_of_plan
 from plan_adapter.runs.resolve import refuse_running_commands
 from plan_adapter.runs.run_rollback import refuse_unknown_outcome_to_roll_back, roll_back, with_approved_rollbacks

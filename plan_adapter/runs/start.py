@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approval import approves_in_advance, refuse_operation
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.local import telemetry
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.hooks import call_hook
@@ -181,6 +182,14 @@ async def new_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *
     )
 
 
+async def refuse_unready(bound: BoundPlan, run_request: RunRequest, policy: EffectivePolicy) -> None:
+    """Raise if a new run lacks what it needs: a model, Dask, secrets, or enough people who may approve."""
+    refuse_without_model(bound.validated, run_request)
+    refuse_without_dask(bound.validated)
+    await refuse_missing_secrets(bound.validated, run_request.settings)
+    refuse_quorum_out_of_reach(bound, policy, requested_by=run_request.requested_by)
+
+
 async def execute_plan(
     bound: BoundPlan,
     *,
@@ -201,10 +210,7 @@ async def execute_plan(
         if not answered and not record_pending:
             raise await missing_approval_error(bound, opened, run_request.settings)
         with look_up_secrets_on(server):
-            refuse_without_model(bound.validated, run_request)
-            refuse_without_dask(bound.validated)
-            await refuse_missing_secrets(bound.validated, run_request.settings)
-            refuse_quorum_out_of_reach(bound, policy, requested_by=run_request.requested_by)
+            await refuse_unready(bound, run_request, policy)
             await refuse_approver(bound, opened, run_request, policy)
             await refuse_turn(bound, opened, run_request.context)
             run = await create_run(bound, opened, run_request)

@@ -14,10 +14,8 @@ from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.triggers import EVENT_PARAMETER, EventClaim, UnusedEvent
-from plan_adapter.runs.plan_approval import refuse_quorum_out_of_reach
-from plan_adapter.runs.run_session import RunRequest, refuse_without_dask, refuse_without_model
-from plan_adapter.runs.secret_lookup import refuse_missing_secrets
-from plan_adapter.runs.start import create_run, new_run
+from plan_adapter.runs.run_session import RunRequest
+from plan_adapter.runs.start import create_run, new_run, refuse_unready
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs
 from plan_adapter.validation.event_triggers import CODE, CompiledTrigger, matches_event
@@ -33,7 +31,7 @@ class TriggeredStart:
 
 
 def read_start(validated: ValidatedPlan, parameter: JsonValue) -> TriggeredStart | UnusedEvent:
-    """Return what the event in the parameter of a flow run starts. Raises InvalidPlanError with everything that does not fit."""
+    """Return the start that the event in a flow run's parameter asks for. Raises InvalidPlanError with everything that does not fit."""
     number, event = _read_parameter(parameter)
     trigger = _find_trigger(validated, number, event)
     if not trigger.is_met(event):
@@ -76,10 +74,7 @@ async def start_in_flow(
 async def _refuse(bound: BoundPlan, run_request: RunRequest, policy: EffectivePolicy) -> None:
     """Raise if the run may not be started, or lacks what it needs."""
     refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
-    refuse_without_model(bound.validated, run_request)
-    refuse_without_dask(bound.validated)
-    await refuse_missing_secrets(bound.validated, run_request.settings)
-    refuse_quorum_out_of_reach(bound, policy, requested_by=run_request.requested_by)
+    await refuse_unready(bound, run_request, policy)
 
 
 async def _create_triggered(

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, insert, select, text, update
+from sqlalchemy import Connection, Select, func, insert, select, update
 
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.model.triggers import EventClaim, TriggerRecord
@@ -23,7 +23,7 @@ class TriggerEvents(StorePart):
 
     @reads
     def of_run(self, connection: Connection, run_id: str) -> TriggerRecord | None:
-        """Return what started a run, or None if it was no event."""
+        """Return the record of the event that started a run, or None if no event did."""
         query = _with_runs().where(triggered_runs.c.run_id == run_id)
         row = connection.execute(seen_by(self.tenant_id, query, triggered_runs)).mappings().first()
         return None if row is None else _record_of(connection, row)
@@ -36,7 +36,7 @@ def claim(connection: Connection, run: dict[str, Any], wanted: EventClaim) -> Tr
     `wanted.replaces` is a run with which this event was counted: if it has still not started, it is cancelled, and `run` takes its place.
     """
     if connection.dialect.name == "postgresql":  # SQLite's write transactions exclude each other anyway
-        connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(text(":key")))), {"key": wanted.key})
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(wanted.key))))
     same = (triggered_runs.c.tenant_id == run["tenant_id"], triggered_runs.c.key == wanted.key)
     newest = _with_runs().where(*same).order_by(triggered_runs.c.at.desc(), triggered_runs.c.run_id.desc()).limit(1)
     row = connection.execute(newest).mappings().first()

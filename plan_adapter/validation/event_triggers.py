@@ -155,7 +155,7 @@ def _compile_inputs(plan: ExecutionPlan, trigger: Trigger, at: str, declared: De
 
 
 def _identity(trigger: Trigger) -> list[Any]:
-    """Return what tells a trigger apart from the others of its plan."""
+    """Return the fields by which the triggers of a plan differ."""
     return [trigger.event, trigger.resource, trigger.when, trigger.fingerprint]
 
 

@@ -50,12 +50,12 @@ def problems(*triggers: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def start_of(validated: ValidatedPlan, *, number: int = 1, **event: Any) -> TriggeredStart | UnusedEvent:
-    """Return what an event starts; `event` has other values for its fields."""
+    """Return the start that an event asks for; `event` has other values for its fields."""
     return read_start(validated, json.dumps({"trigger": number, "event": {**EVENT, **event}}))
 
 
 def started(*triggers: dict[str, Any], **event: Any) -> TriggeredStart:
-    """Return what an event starts, which is something."""
+    """Return the start that an event asks for, and fail if it starts nothing."""
     found = start_of(validate(plan_with(*triggers), TOOLS), **event)
     assert isinstance(found, TriggeredStart)
     return found

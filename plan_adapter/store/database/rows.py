@@ -269,7 +269,7 @@ def agreement_row(approval: Approval, gate_id: str) -> dict[str, Any]:
 
 
 def agreed_at(gate_id: str) -> str:
-    """Return what an agreement at this gate has as its `result`."""
+    """Return the `result` of an agreement at this gate."""
     return dump_json({"gate": gate_id})
 
 

@@ -41,6 +41,7 @@ def test_the_recipe_for_four_eyes_works_as_written(typist: Typist) -> None:
     assert not (typist.folder / "exports" / "old").exists()
 
 
+@pytest.mark.thorough  # 20 s: tests/cli/test_quorum.py tests the same commands
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
 def test_the_recipe_for_two_of_three_works_as_written(typist: Typist) -> None:
     assert len(typist.type_page(recipe("Two of three"))) == 9

@@ -24,7 +24,9 @@ def test_pytest_runs_each_case_and_shows_failures_and_problems(pytester: pytest.
     write(pytester.path / "sound", "cases:\n  重启一个节点: {}\n  it fails: {expect: {order: [drain]}}\n")
     write(pytester.path / "invalid", "cases: {a: {expect: {ordr: [], gats: []}}}")
     (pytester.path / "prompts.test.yaml").write_text("- no plan is beside this file", encoding="utf-8")
-    ended = pytester.runpytest_subprocess("-v", "--continue-on-collection-errors", "-p", "no:xdist")
+    ended = pytester.runpytest_subprocess(
+        "-v", "--continue-on-collection-errors", "--disable-plugin-autoload", "-p", pytest_plugin.__name__
+    )
     out = ended.stdout.str()
     ended.assert_outcomes(passed=1, failed=1, errors=1)
     assert "sound/restart.test.yaml::重启一个节点 PASSED" in out

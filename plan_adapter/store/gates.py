@@ -297,9 +297,12 @@ def _gate_of(connection: Connection, row: Row) -> Gate:
 
 
 def _agreements_at(connection: Connection, rows: Sequence[Row]) -> dict[str, list[Agreement]]:
-    """Return the agreements at the gates of `rows`, oldest first, by gate. Without a gate that needs several, no query is made."""
-    found, run_ids = dict[str, list[Agreement]](), {row["run_id"] for row in rows if QUORUM_MARK in row["rules"]}
-    for some in batched(run_ids):
+    """Return the agreements at the gates of `rows`, oldest first, by gate.
+
+    A gate that opened for one approval may have them, too: a policy may ask for more while it waits.
+    """
+    found = dict[str, list[Agreement]]()
+    for some in batched({row["run_id"] for row in rows}):
         is_valid = or_(answers.c.expires_at.is_(None), answers.c.expires_at > database_now())
         query = select(answers).where(answers.c.run_id.in_(some), answers.c.decision == AGREE, is_valid)
         for row in connection.execute(query.order_by(answers.c.at, answers.c.id)).mappings():

@@ -101,6 +101,7 @@ def main(only: str = "", children: str = "") -> int:
         unlisted += [f"{module.path}: ({end}) {mutant}" for mutant, end in found if end not in KILLED and mutant not in module.survivors]
         gone += [f"{module.path}: {mutant}" for mutant in module.survivors if mutant not in survived]
         rows.append(row(module.path, [end for _, end in found]))
+        print(rows[-1], file=sys.stderr, flush=True)
         ends += [end for _, end in found]
     print("| module | mutants | killed | by time-out | survived | share |\n|---|---|---|---|---|---|")
     print("\n".join([*rows, row("all", ends)]))

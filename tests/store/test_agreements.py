@@ -1,0 +1,183 @@
+"""Tests of a gate that several people must approve: what each approval records, when the gate closes, and what does not count."""
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from plan_adapter.model.approvals import Agreement, Approval, Gate, GatePolicy
+from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.store.store import PlanStore
+from tests.store.builders import a_gate, an_answer, begun, created
+
+TWO = GatePolicy(approvers=("ana", "ben", "chi"), known_by=("totp",), quorum=2, requested_by="ana")
+
+
+async def opened(store: PlanStore, step_id: str | None = "drain", *, policy: GatePolicy = TWO, **fields: Any) -> Gate:
+    run = await begun(store) if step_id else await created(store)
+    return await store.gates.open(a_gate(run, step_id, gate_policy=policy, **fields), timeout_ms=0)
+
+
+def an_approval_of(gate: Gate, by: str, **fields: Any) -> Approval:
+    return an_answer(gate, by=by, known_by="totp", **fields)
+
+
+async def soon(store: PlanStore, **after: int) -> datetime:
+    return await store.now() + timedelta(**after)
+
+
+async def passed(store: PlanStore, time: datetime) -> None:
+    while await store.now() <= time:
+        await asyncio.sleep(0.001)
+
+
+async def test_the_first_approval_is_recorded_and_leaves_the_gate_open(store: PlanStore) -> None:
+    gate = await opened(store, item=3)
+    given = an_approval_of(gate, "ana", note="两次", signature="-----BEGIN", expires_at=await soon(store, hours=1))
+    left_open = await store.gates.answer(gate.id, given)
+    (agreement,) = left_open.agreements
+    names = ("id", "approval_digest", "by", "known_by", "note", "signature", "expires_at")
+    assert agreement == Agreement(gate_id=gate.id, at=agreement.at, **{name: getattr(given, name) for name in names})
+    assert gate.opened_at <= agreement.at <= await store.now()
+    assert left_open == replace(gate, agreements=(agreement,))
+    assert await store.gates.get(gate.id) == left_open
+    assert await store.gates.find(run_id=gate.run_id) == [left_open]
+    assert await store.gates.answer_to(gate.id) is None
+    assert given.id not in [row.id for row in await store.approvals(gate.run_id)]
+    (row,) = [row for row in (await store.export(gate.run_id))["approvals"] if row["id"] == given.id]
+    assert (row["decision"], row["run_id"], row["step_id"], row["item"], row["by"]) == ("agree", gate.run_id, "drain", 3, "ana")
+    assert (await store.verify(gate.run_id)).ok
+
+
+async def test_the_last_approval_closes_the_gate_and_holds_the_others(store: PlanStore) -> None:
+    gate, until = await opened(store), await soon(store, hours=1)
+    (first,) = (await store.gates.answer(gate.id, an_approval_of(gate, "ana", expires_at=until))).agreements
+    last = an_approval_of(gate, "ben", expires_at=until + timedelta(hours=1))
+    closed = await store.gates.answer(gate.id, last)
+    assert (closed.end, closed.agreements) == ("answered", (first,))
+    kept = await store.gates.answer_to(gate.id)
+    assert kept is not None and closed.closed_at is not None
+    assert kept == replace(
+        last, at=closed.closed_at, run_id=gate.run_id, step_id="drain", gate_id=gate.id, agreements=(first,), expires_at=until
+    )
+    assert kept.people == ["ana", "ben"]
+    assert [row for row in await store.approvals(gate.run_id) if row.gate_id == gate.id] == [kept]
+    with pytest.raises(RunConflictError, match="closed: ben answered at"):
+        await store.gates.answer(gate.id, an_approval_of(gate, "chi"))
+    assert (await store.verify(gate.run_id)).ok
+
+
+async def test_of_two_approvals_without_an_expiry_the_answer_has_none(store: PlanStore) -> None:
+    gate = await opened(store)
+    for by in ("ben", "chi"):
+        await store.gates.answer(gate.id, an_approval_of(gate, by))
+    kept = await store.gates.answer_to(gate.id)
+    assert kept is not None and kept.expires_at is None
+
+
+@pytest.mark.parametrize("decision", ["reject", "request_changes"])
+async def test_one_person_is_enough_for_any_other_answer(store: PlanStore, decision: str) -> None:
+    gate = await opened(store)
+    await store.gates.answer(gate.id, an_approval_of(gate, "ana", expires_at=await soon(store, hours=1)))
+    until = await soon(store, hours=2)
+    assert (await store.gates.answer(gate.id, an_approval_of(gate, "ben", decision=decision, expires_at=until))).end == "answered"
+    kept = await store.gates.answer_to(gate.id)
+    assert kept is not None and (kept.decision, kept.by, kept.expires_at) == (decision, "ben", until)
+
+
+async def test_three_people_are_listed_in_the_order_of_their_approvals(store: PlanStore) -> None:
+    gate = await opened(store, policy=replace(TWO, quorum=3))
+    for by in ("chi", "ana"):
+        await store.gates.answer(gate.id, an_approval_of(gate, by))
+        await passed(store, (await store.gates.get(gate.id)).agreements[-1].at)
+    closed = await store.gates.answer(gate.id, an_approval_of(gate, "ben"))
+    assert (closed.end, [row.by for row in closed.agreements]) == ("answered", ["chi", "ana"])
+    kept = await store.gates.answer_to(gate.id)
+    assert kept is not None and kept.people == ["chi", "ana", "ben"]
+
+
+async def test_approvals_of_one_gate_do_not_count_at_another(store: PlanStore) -> None:
+    run = await begun(store)
+    first, second = [await store.gates.open(a_gate(run, "drain", item=item, gate_policy=TWO), timeout_ms=0) for item in (0, 1)]
+    other = await opened(store)
+    for gate, by in ((first, "ana"), (second, "ben"), (other, "chi")):
+        assert [row.by for row in (await store.gates.answer(gate.id, an_approval_of(gate, by))).agreements] == [by]
+    assert [[row.by for row in gate.agreements] for gate in await store.gates.find(run_id=run.id)] == [["ana"], ["ben"]]
+    assert {gate.id: [row.by for row in gate.agreements] for gate in await store.gates.find()}[other.id] == ["chi"]
+    assert (await store.gates.answer(first.id, an_approval_of(first, "chi"))).end == "answered"
+    assert await store.gates.answer_to(second.id) is None
+    kept = await store.gates.answer_to(first.id)
+    assert kept is not None and kept.people == ["ana", "chi"]
+
+
+@pytest.mark.parametrize("by", ["ana", "ANA"])
+async def test_the_same_person_counts_once(store: PlanStore, by: str) -> None:
+    gate = await opened(store, policy=replace(TWO, approvers=("ana", "ANA", "ben")))
+    await store.gates.answer(gate.id, an_approval_of(gate, "ana"))
+    with pytest.raises(NotApprovedError, match=f"{by} has already approved; 1 more approval needed, by ben"):
+        await store.gates.answer(gate.id, an_approval_of(gate, by))
+    assert [row.by for row in (await store.gates.get(gate.id)).agreements] == ["ana"]
+
+
+@pytest.mark.parametrize(("by", "known_by", "why"), [("dan", "totp", "dan"), ("ben", "os_user", "totp")])
+async def test_who_may_not_approve_does_not_count(store: PlanStore, by: str, known_by: str, why: str) -> None:
+    gate = await opened(store)
+    with pytest.raises(NotApprovedError, match=why):
+        await store.gates.answer(gate.id, an_answer(gate, by=by, known_by=known_by))
+    assert (await store.gates.get(gate.id)).agreements == ()
+
+
+async def test_an_approval_of_other_content_does_not_count(store: PlanStore) -> None:
+    gate = await opened(store)
+    with pytest.raises(NotApprovedError, match="other content"):
+        await store.gates.answer(gate.id, an_approval_of(gate, "ana", approval_digest="e" * 64))
+    assert (await store.gates.get(gate.id)).agreements == ()
+
+
+async def test_an_approval_that_has_expired_no_longer_counts(store: PlanStore) -> None:
+    gate, until = await opened(store), await soon(store, milliseconds=30)
+    await store.gates.answer(gate.id, an_approval_of(gate, "ana", expires_at=until))
+    await passed(store, until)
+    still_open = await store.gates.answer(gate.id, an_approval_of(gate, "ben"))
+    assert (still_open.end, [row.by for row in still_open.agreements]) == (None, ["ben"])
+
+
+async def test_the_policy_of_now_decides(store: PlanStore) -> None:
+    gate = await opened(store)
+    await store.gates.answer(gate.id, an_approval_of(gate, "ana"))
+    without_ana = replace(TWO, approvers=("ben", "chi"))
+    still_open = await store.gates.answer(gate.id, an_approval_of(gate, "ben"), gate_policy=without_ana)
+    assert (still_open.end, [row.by for row in still_open.agreements]) == (None, ["ana", "ben"])
+    assert (await store.gates.answer(gate.id, an_approval_of(gate, "chi"), gate_policy=TWO)).end == "answered"
+
+
+async def test_a_gate_that_opened_for_one_approval_closes_with_two_if_the_policy_now_asks_for_two(store: PlanStore) -> None:
+    gate = await opened(store, policy=replace(TWO, quorum=1))
+    first = await store.gates.answer(gate.id, an_approval_of(gate, "ana"), gate_policy=TWO)
+    assert (first.end, [row.by for row in first.agreements]) == (None, ["ana"])
+    assert await store.gates.find(run_id=gate.run_id) == [first]
+    with pytest.raises(NotApprovedError, match="ana has already approved"):
+        await store.gates.answer(gate.id, an_approval_of(gate, "ana"), gate_policy=TWO)
+    assert (await store.gates.answer(gate.id, an_approval_of(gate, "ben"), gate_policy=TWO)).end == "answered"
+    kept = await store.gates.answer_to(gate.id)
+    assert kept is not None and kept.people == ["ana", "ben"]
+
+
+async def test_a_weaker_policy_of_now_does_not_let_one_person_close_the_gate(store: PlanStore) -> None:
+    gate = await opened(store, None)
+    first = await store.gates.answer(gate.id, an_approval_of(gate, "ana"), gate_policy=replace(TWO, quorum=1))
+    assert (first.end, [row.by for row in first.agreements]) == (None, ["ana"])
+    assert (await store.gates.answer(gate.id, an_approval_of(gate, "ben"), gate_policy=replace(TWO, quorum=1))).end == "answered"
+
+
+async def test_a_tenant_cannot_approve_for_another(store_url: str) -> None:
+    async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella:
+        gate = await opened(acme)
+        with pytest.raises(Exception, match="there is no gate"):
+            await umbrella.gates.answer(gate.id, an_approval_of(gate, "ana"))
+        (agreement,) = (await acme.gates.answer(gate.id, an_approval_of(gate, "ana"))).agreements
+        assert agreement.by == "ana"
+        assert (await acme.export(gate.run_id))["approvals"][0]["tenant_id"] == "acme"
+        assert await umbrella.gates.find() == []

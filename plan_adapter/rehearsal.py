@@ -12,6 +12,8 @@ from typing import Any, NoReturn, Protocol
 
 from pydantic import JsonValue
 
+from plan_adapter.engine.connection import configured_api_url
+from plan_adapter.engine.local_server import configured_server
 from plan_adapter.execution.calling import CallTimedOutError, complete, prepare_call
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.direct import DirectStepRunner
@@ -34,6 +36,7 @@ from plan_adapter.model.status import Outcome, RunReason
 from plan_adapter.model.values import Unknown, has_unknown, join
 from plan_adapter.runs.run_session import Backend, RunRequest, RunSession, opened_store
 from plan_adapter.runs.start import create_run, execute_session
+from plan_adapter.runs.variables import with_variables
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.preview import preview_plan
 from plan_adapter.tools.probing import Simulation
@@ -77,7 +80,11 @@ async def adry_run_plan(
     else:
         async with opened_store(store, settings) as opened:
             policy = await opened.policy.effective(settings)
-    return await rehearse(loaded, as_registry(tools), inputs, policy=policy, settings=settings, answers=answers, reads=reads)
+    given = inputs or {}
+    if loaded.unread_variables(given):
+        server = None if configured_api_url() is None else await asyncio.to_thread(configured_server, settings)
+        given = await with_variables(loaded, given, server=server)
+    return await rehearse(loaded, as_registry(tools), given, policy=policy, settings=settings, answers=answers, reads=reads)
 
 
 dry_run_plan = sync_twin(adry_run_plan)

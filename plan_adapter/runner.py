@@ -28,8 +28,9 @@ from plan_adapter.runs.plan_approval import open_detached_gate
 from plan_adapter.runs.replan import Replanner, refuse_replanning
 from plan_adapter.runs.resume import execute_in_flow, execute_resume, rolled_back_error
 from plan_adapter.runs.run_rollback import rollback_run
-from plan_adapter.runs.run_session import RunRequest, opened_store, require_approver, require_operator
+from plan_adapter.runs.run_session import RunRequest, opened_store, require_approver, require_operator, server_of
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.runs.variables import with_variables
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import Tools, as_registry
@@ -85,7 +86,11 @@ async def arun_plan(
     """
     registry = as_registry(tools)
     run_request = replace(_run_request(approval, approver, hooks, by), context=context or RunContext(), tools=registry)
-    bound = bind_inputs(validate(await aplan_of(plan, store=store), registry), inputs)
+    validated, given = validate(await aplan_of(plan, store=store), registry), inputs or {}
+    if validated.plan.unread_variables(given):
+        run_request = run_request if offline else replace(run_request, server=await server_of(run_request))
+        given = await with_variables(validated.plan, given, server=run_request.server)
+    bound = bind_inputs(validated, given)
     return await execute_plan(bound, run_request=run_request, store=store, offline=offline)
 
 

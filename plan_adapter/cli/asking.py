@@ -57,8 +57,8 @@ async def ask_to_confirm(question: str) -> bool:
     return (await Conversation().ask(f"{question} [y]es, [n]o ", drop_typeahead=True) or "").casefold() in ("y", "yes")
 
 
-async def ask_missing_inputs(plan: "ExecutionPlan", given: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of `given` and of the required inputs that it lacks or that do not fit, asked for at the terminal one by one.
+async def ask_missing_inputs(plan: "ExecutionPlan", given: Mapping[str, object]) -> dict[str, object]:
+    """Return what `given` has, and the texts of the required inputs that it lacks or that do not fit, asked for at the terminal one by one.
 
     Nothing is asked if `given` names an input that the plan does not have. The end of the input leaves the rest as it is.
     """
@@ -70,7 +70,7 @@ async def ask_missing_inputs(plan: "ExecutionPlan", given: Mapping[str, str]) ->
     conversation = Conversation()
     conversation.say(f"{one_line(plan.name)} needs {counted(len(asked), 'input')}; Ctrl-C ends the command, and nothing starts")
     if defaults := [
-        name for name, definition in plan.inputs.items() if name not in asked and name not in given and not definition.is_required
+        name for name, definition in plan.inputs.items() if name not in asked and name not in given and definition.default is not None
     ]:
         shown = ", ".join(f"{name}={one_line(as_text(plan.inputs[name].default))}" for name in defaults)
         conversation.say(f"defaults, which `--input NAME=VALUE` changes: {shown}")

@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +16,13 @@ from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.engine.connection import Server, configured_api_url, is_set_by_environment, url_without_credentials, use_server
 from plan_adapter.model.errors import NoServerError
 from plan_adapter.model.readable import one_line
+from plan_adapter.runs.variables import with_variables
 from plan_adapter.text.listing import created_by
 
 if TYPE_CHECKING:
     from plan_adapter.local.secrets import SecretLocation
     from plan_adapter.local.settings import Settings
+    from plan_adapter.model.plan import ExecutionPlan
     from plan_adapter.store.store import PlanStore
     from plan_adapter.validation import ValidatedPlan
 
@@ -33,6 +35,15 @@ def available_server(settings: "Settings") -> Server | None:
         return configured_server(settings)
     status = server_status(settings)
     return status.server() if status.state == "healthy" else None
+
+
+async def with_known_variables(plan: "ExecutionPlan", texts: Mapping[str, str], settings: "Settings") -> dict[str, object]:
+    """Return inputs for a plan that is not run: with the Prefect variables of a server that is already running.
+
+    Raises NoServerError, and InvalidPlanError if there is no server.
+    """
+    is_needed = bool(plan.unread_variables(texts))
+    return await with_variables(plan, texts, server=await in_daemon_thread(lambda: available_server(settings)) if is_needed else None)
 
 
 @asynccontextmanager

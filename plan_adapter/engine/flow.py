@@ -81,7 +81,7 @@ async def drop_queues() -> None:
 FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun | UnusedEvent]]
 """Runs a plan. Called with its inputs, checked and completed with defaults, and the id of the flow run.
 
-The parameters of a flow run that an event started are passed as they are.
+The parameters of a flow run that an event started, or some of whose inputs Prefect variables give, are passed as they are.
 """
 
 ID_CHARACTERS = 13  # the first two groups of a UUIDv7: its millisecond
@@ -156,7 +156,7 @@ def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
 
 
 async def _bind_and_run(validated: ValidatedPlan, body: FlowBody, inputs: dict[str, JsonValue], flow_run_id: str) -> PlanRun | UnusedEvent:
-    if EVENT_PARAMETER in inputs:
+    if EVENT_PARAMETER in inputs or validated.plan.unread_variables(inputs):
         return await body(inputs, flow_run_id)
     bound = bind_inputs(validated, inputs).inputs
     await name_by_inputs(validated, bound)

@@ -23,6 +23,7 @@ NAME_HINTS: Mapping[str, str] = {
     "steps": "name a step and its member: steps.<id>.result",
     "inputs": "name an input: inputs.<name>",
     "secrets": "name a secret: secrets.<name>",
+    "vars": "declare an input with `variable: <name>`, and write inputs.<name>",
     "hosts": "name hosts or groups in quotes: hosts('web:!web-3')",
     "True": "CEL writes `true`",
     "False": "CEL writes `false`",

@@ -188,7 +188,7 @@ def find_plan_mismatches(standing: StandingApproval, validated: ValidatedPlan) -
         elif not isinstance(pattern, str) and not find_bad_values(pattern):
             problems += read_values({name: definitions[name]}, {name: pattern}, from_text=False)[1]
     for name, definition in definitions.items():
-        if definition.is_required and name not in standing.inputs:
+        if definition.default is None and name not in standing.inputs:
             message = f"`{name}` has no default and no pattern, so the approval would cover no run"
             problems.append(Problem("missing-input", at=join("inputs", name), message=message, hint="add a pattern or a value for it"))
     known = [step.id for step in validated.plan.all_steps]

@@ -131,11 +131,17 @@ class Input(PlanPart):
     minimum: float | None = Field(default=None, description="The smallest accepted number.")
     maximum: float | None = Field(default=None, description="The largest accepted number.")
     items: InputType | None = Field(default=None, description="The type of an array's members.")
+    variable: str | None = Field(
+        default=None,
+        description="The Prefect variable that gives the value if a run gives none. It is read once, when a run starts. If it does not "
+        "exist, the default counts.",
+        json_schema_extra={"minLength": 1},
+    )
 
     @property
     def is_required(self) -> bool:
-        """Whether the input has no default. `default: null` does not count as one."""
-        return self.default is None
+        """Whether somebody has to give a value: there is neither a default nor a variable. `default: null` does not count as one."""
+        return self.default is None and self.variable is None
 
 
 class Question(PlanPart):

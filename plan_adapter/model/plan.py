@@ -539,6 +539,11 @@ class ExecutionPlan(PlanPart):
         """The hosts of the plan, or None if it has none or its inventory was not read."""
         return Inventory(self.hosts) if self.hosts and not isinstance(self.hosts, str) else None
 
+    def unread_variables(self, inputs: Mapping[str, object]) -> dict[str, str]:
+        """Return the Prefect variables that give values which `inputs` lacks, by input. A form gives null for an empty field."""
+        named = ((name, definition.variable) for name, definition in self.inputs.items() if inputs.get(name) is None)
+        return {name: variable for name, variable in named if variable is not None}
+
     def host_lists(self, inputs: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
         """Return the hosts of a run with `inputs`, by the pattern of `hosts('web')`."""
         return dict[str, JsonValue]() if (inventory := self.inventory) is None else HostLists(inventory, str(inputs.get(ON, EVERY)))

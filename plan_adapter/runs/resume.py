@@ -259,7 +259,8 @@ async def execute_in_flow(
         elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while its worker was released
             return run
         else:
-            bound = bind_inputs(validated, inputs if event is None else run.inputs)
+            recorded = {name: run.inputs[name] for name in validated.plan.unread_variables(inputs) if name in run.inputs}
+            bound = bind_inputs(validated, inputs | recorded if event is None else run.inputs)
             await require_resume_operator(run, bound.validated.plan, opened, run_request, policy)
             await refuse_resume(run, opened)
             if not has_same_plan_and_inputs(bound, run):

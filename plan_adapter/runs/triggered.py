@@ -16,6 +16,7 @@ from plan_adapter.model.record import PlanRun
 from plan_adapter.model.triggers import EVENT_PARAMETER, EventClaim, UnusedEvent
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import create_run, new_run, refuse_unready
+from plan_adapter.runs.variables import with_variables_here
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs
 from plan_adapter.validation.event_triggers import CODE, CompiledTrigger, matches_event
@@ -55,14 +56,16 @@ async def start_in_flow(
     from plan_adapter.engine.flow import name_by_inputs  # imports Prefect
 
     if event is None:
-        bound = bind_inputs(validated, parameters)
+        bound = bind_inputs(validated, await with_variables_here(validated.plan, parameters))
         await _refuse(bound, run_request, policy)
+        if validated.plan.unread_variables(parameters):  # they may be part of its name
+            await name_by_inputs(validated, bound.inputs)
         return bound, await create_run(bound, store, run_request, flow_run_id=flow_run_id)
     with _refusals_sent(validated.plan, event, flow_run_id):
         start = read_start(validated, event)
         if isinstance(start, UnusedEvent):
             return start
-        bound = bind_inputs(validated, {**parameters, **start.inputs})
+        bound = bind_inputs(validated, await with_variables_here(validated.plan, {**parameters, **start.inputs}))
         await _refuse(bound, run_request, policy)
         created = await _create_triggered(bound, store, run_request, start.claim, flow_run_id=flow_run_id)
     if isinstance(created, UnusedEvent):

@@ -206,8 +206,13 @@ def _requires_approval(options: ExecutionOptions) -> bool:
 
 
 def _input_line(name: str, spec: Input) -> str:
-    default = "required" if spec.is_required else f"default {code(as_text(spec.default))}"
-    return f"- input {code(name)} ({spec.type}, {default})" + (f": {prose(spec.description)}" if spec.description else "")
+    return f"- input {code(name)} ({spec.type}, {_default_of(spec)})" + (f": {prose(spec.description)}" if spec.description else "")
+
+
+def _default_of(spec: Input) -> str:
+    default = None if spec.default is None else f"default {code(as_text(spec.default))}"
+    variable = None if spec.variable is None else f"Prefect variable {code(spec.variable)}"
+    return ", ".join(text for text in (variable, default) if text is not None) or "required"
 
 
 def _option_facts(options: ExecutionOptions) -> list[str]:

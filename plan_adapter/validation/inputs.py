@@ -77,6 +77,8 @@ _PATTERNS: Mapping[str, str] = {
     "date-time": rf"{_DAY}T\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,6}})?(?:Z|[+-]\d{{2}}:\d{{2}})",
     "duration": DURATION.replace("|d", ""),  # the function `duration` of expressions knows no days
 }
+VARIABLE_NAME = "[a-z0-9_]{1,255}"
+"""The names that Prefect's variables can have."""
 _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "pattern": ("string",),
     "min_length": ("string", "array"),
@@ -104,6 +106,9 @@ def check_definitions(inputs: Mapping[str, Input], findings: Findings, *, place:
             findings.add("bad-name", at, f"`{name}` cannot be the name of {what}: expressions or Prefect use it", f"use `{name}_`")
         for field, message, hint in _contradictions(definition):
             findings.add("bad-input-definition", join(at, field), message, hint)
+        if definition.variable is not None and what != "an input":
+            message = f"`variable` is for an input, and a person answers {what}"
+            findings.add("bad-input-definition", join(at, "variable"), message, "remove it; `default` may use an input that has a variable")
 
 
 def _name_hint(name: str) -> str:
@@ -126,7 +131,7 @@ def read_values(
     values, problems = dict[str, JsonValue](), list[Problem]()
     for name, definition in inputs.items():
         at = join(f"{what}s", name)
-        if name in given:
+        if name in given and not (given[name] is None and definition.variable is not None):  # a form gives null for an empty field
             is_shown = not is_secret_name(name) and (what == "input" or _NUMBER.fullmatch(str(given[name])) is not None)
             value, found = _read_value(given[name], definition, at, from_text=from_text, is_shown=is_shown)
             problems += found
@@ -135,6 +140,10 @@ def read_values(
             about = f" ({definition.description})" if definition.description else ""
             hint = f"give {_TYPE_NAMES[definition.type]}: {'--input ' if what == 'input' else ''}{name}=…"
             problems.append(Problem("missing-input", at=at, message=f"no value for `{name}`{about}", hint=hint))
+        elif definition.default is None:
+            message = f"no value for `{name}`: the Prefect variable `{definition.variable}` gives none here"
+            hint = f"set it: `prefect variable set {definition.variable} VALUE`, or give a value: --input {name}=…"
+            problems.append(Problem("missing-input", at=at, message=message, hint=hint))
         else:
             values[name] = _copy(definition.default)
     for name in given:
@@ -183,6 +192,8 @@ def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
         low, high = getattr(definition, least), getattr(definition, most)
         if low is not None and high is not None and low > high:
             yield least, f"`{least}` is larger than `{most}`, so no value fits", "swap them"
+    if definition.variable is not None and not re.fullmatch(VARIABLE_NAME, definition.variable):
+        yield "variable", f"`{definition.variable[:60]}` cannot be the name of a Prefect variable", "use letters from a to z, digits and _"
     if definition.enum is not None and not definition.enum:
         yield "enum", "`enum` is empty, so no value fits", "write the values, or remove it"
     without_enum = definition.model_copy(update={"enum": None})
@@ -289,6 +300,14 @@ def _pattern_fault(pattern: str) -> str | None:
     return None
 
 
+def value_of_text(text: str, definition: Input) -> JsonValue:
+    """Return the value that `text` writes, or `text` itself if it is no value of the input's type."""
+    try:
+        return _parse_text(text, definition.type)
+    except ValueError:
+        return text
+
+
 def _parse_text(text: str, kind: str) -> JsonValue:
     """Return the value of a text from the command line. Raises ValueError, sometimes with a message."""
     match kind:
@@ -386,7 +405,7 @@ def _described_schema(declared: Input) -> dict[str, JsonValue]:
     schema = value_schema(declared)
     if declared.description:
         schema["description"] = declared.description
-    if not declared.is_required:
+    if declared.default is not None:
         schema["default"] = declared.default
     return schema
 
@@ -405,13 +424,15 @@ def shown_value_schema(declared: Input) -> dict[str, JsonValue]:
 def _field_schema(declared: Input) -> dict[str, JsonValue]:
     schema, about = shown_value_schema(declared), [prose(declared.description)] if declared.description else []
     if limits := ", ".join(limits_in_words(declared)):
-        about = [text if text.endswith((".", "?", "!", "。", "?", "!")) else f"{text}." for text in about]
         about.append(f"{limits[0].upper()}{limits[1:]}.")
-    if not declared.is_required and is_visible(declared.default):
+    if declared.variable is not None:
+        about.append(tr("Empty: the Prefect variable {name}", name=code(declared.variable)))
+    elif declared.default is not None and is_visible(declared.default):
         schema["default"] = declared.default
-    elif not declared.is_required:  # the field would hide part of it; an empty field takes it as well
+    elif declared.default is not None:  # the field would hide part of it; an empty field takes it as well
         about.append(tr("Empty: {value}", value=code(as_text(declared.default))))
-    return schema | ({"description": " ".join(about)} if about else {})
+    sentences = [text if text.endswith((".", "?", "!", "。", "?", "!")) else f"{text}." for text in about[:-1]] + about[-1:]
+    return schema | ({"description": " ".join(sentences)} if about else {})
 
 
 def input_from_schema(schema: Mapping[str, Any]) -> Input:

@@ -72,6 +72,12 @@ def check_inputs(step: Step, at: str, given: Template, findings: Findings) -> No
     literals = {name: value for name, value in step.inputs.items() if name not in open_values or name not in step.pinned.inputs}
     for problem in read_values(definitions, literals, from_text=False)[1]:
         findings.extend([move_to_step(problem, at)])
+    for name, definition in definitions.items():
+        if definition.variable is not None and definition.default is not None and name not in step.inputs:
+            message = f"no value for `{name}`: Prefect variables are read only when a run starts, not for a plan that a step runs"
+            findings.add(
+                "missing-input", f"{at}.inputs", message, "write it under `inputs` of the step, from an input with this `variable`"
+            )
     for name, kind in open_values.items():
         definition = step.pinned.inputs.get(name)
         if definition is not None and kind != "dyn" and definition.type not in _TYPES[kind]:

@@ -86,6 +86,7 @@ inputs = every_field(
     minimum=optional(floats),
     maximum=optional(floats),
     items=optional(types),
+    variable=optional(ids),
 )
 names_of_inputs = ids.map(lambda name: name.replace("-", "_"))
 questions = every_field(Question, question=texts, fields=st.dictionaries(names_of_inputs, inputs, max_size=2))

@@ -17,6 +17,7 @@ PLAN_FIELDS: list[dict[str, Any]] = [
     {"version": 1, "id": "another"},
     {"name": "发布", "description": "First line\nand a second"},
     {"inputs": {"who": {"type": "string", "description": "谁", "pattern": ".*"}}, "outputs": {"who": "${{ inputs.who }}"}},
+    {"inputs": {"region": {"type": "string", "variable": "deploy_region", "default": "eu"}}},
     {"finally": [{"id": "end", "tool_name": "look"}, {"id": "last", "tool_name": "do", "depends_on": ["end"]}]},
     {"concurrency": {"key": "restart", "when_busy": "queue"}},
     {"approval": {"approvers": ["ana", "@oncall"], "operators": ["bob"], "self_approval": False, "known_by": ["totp", "ssh_signature"]}},

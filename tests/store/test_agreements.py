@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +24,12 @@ def an_approval_of(gate: Gate, by: str, **fields: Any) -> Approval:
     return an_answer(gate, by=by, known_by="totp", **fields)
 
 
+async def exported(store: PlanStore, given: Approval) -> dict[str, Any]:
+    assert given.run_id is not None
+    approvals = cast("list[dict[str, Any]]", (await store.export(given.run_id))["approvals"])
+    return next(row for row in approvals if row["id"] == given.id)
+
+
 async def soon(store: PlanStore, **after: int) -> datetime:
     return await store.now() + timedelta(**after)
 
@@ -35,7 +41,8 @@ async def passed(store: PlanStore, time: datetime) -> None:
 
 async def test_the_first_approval_is_recorded_and_leaves_the_gate_open(store: PlanStore) -> None:
     gate = await opened(store, item=3)
-    given = an_approval_of(gate, "ana", note="两次", signature="-----BEGIN", expires_at=await soon(store, hours=1))
+    until = await soon(store, hours=1)
+    given = an_approval_of(gate, "ana", note="两次", signature="-----BEGIN", expires_at=until, run_id=gate.run_id)
     left_open = await store.gates.answer(gate.id, given)
     (agreement,) = left_open.agreements
     names = ("id", "approval_digest", "by", "known_by", "note", "signature", "expires_at")
@@ -46,7 +53,7 @@ async def test_the_first_approval_is_recorded_and_leaves_the_gate_open(store: Pl
     assert await store.gates.find(run_id=gate.run_id) == [left_open]
     assert await store.gates.answer_to(gate.id) is None
     assert given.id not in [row.id for row in await store.approvals(gate.run_id)]
-    (row,) = [row for row in (await store.export(gate.run_id))["approvals"] if row["id"] == given.id]
+    row = await exported(store, given)
     assert (row["decision"], row["run_id"], row["step_id"], row["item"], row["by"]) == ("agree", gate.run_id, "drain", 3, "ana")
     assert (await store.verify(gate.run_id)).ok
 
@@ -177,7 +184,7 @@ async def test_a_tenant_cannot_approve_for_another(store_url: str) -> None:
         gate = await opened(acme)
         with pytest.raises(Exception, match="there is no gate"):
             await umbrella.gates.answer(gate.id, an_approval_of(gate, "ana"))
-        (agreement,) = (await acme.gates.answer(gate.id, an_approval_of(gate, "ana"))).agreements
-        assert agreement.by == "ana"
-        assert (await acme.export(gate.run_id))["approvals"][0]["tenant_id"] == "acme"
+        given = replace(an_approval_of(gate, "ana"), run_id=gate.run_id)
+        assert [row.by for row in (await acme.gates.answer(gate.id, given)).agreements] == ["ana"]
+        assert (await exported(acme, given))["tenant_id"] == "acme"
         assert await umbrella.gates.find() == []

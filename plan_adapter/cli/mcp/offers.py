@@ -17,7 +17,7 @@ from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import did_you_mean
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, ToolContext
-from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
+from plan_adapter.validation import ValidatedPlan, validate
 from plan_adapter.validation.inputs import inputs_schema
 
 log = logging.getLogger(__name__)
@@ -129,5 +129,5 @@ def _runbook_offer(operations: Operations, runbook: Runbook, plan: ExecutionPlan
 
 async def _start_runbook(operations: Operations, runbook: Runbook, arguments: Mapping[str, JsonValue]) -> Output:
     validated = await runbook.load(operations)
-    bound = bind_inputs(validated, tool_inputs(validated.plan, arguments))
-    return await operations.start(bound, wait_seconds=min(RUNBOOK_WAIT_SECONDS, MAX_WAIT_SECONDS))
+    inputs = tool_inputs(validated.plan, arguments)
+    return await operations.start(validated, inputs, wait_seconds=min(RUNBOOK_WAIT_SECONDS, MAX_WAIT_SECONDS))

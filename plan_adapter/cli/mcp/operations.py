@@ -43,9 +43,10 @@ from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.runner import acancel_run
 from plan_adapter.runs.plan_approval import end_expired, end_overdue, is_answered, open_detached_gate, refuse_quorum_out_of_reach
 from plan_adapter.runs.resume import can_ask_again
-from plan_adapter.runs.run_session import RunRequest
+from plan_adapter.runs.run_session import RunRequest, server_of
 from plan_adapter.runs.secret_lookup import model_redactor
 from plan_adapter.runs.start import create_run
+from plan_adapter.runs.variables import with_variables
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.commands import answer_command
 from plan_adapter.text.preview import preview_plan
@@ -304,7 +305,7 @@ class Operations:
             wait_seconds: How long to wait for the run to end; it continues in any case.
         """
         validated = self.validate_for_approval(await self._load_plan(plan, document), is_document=document is not None)
-        return await self.start(bind_inputs(validated, inputs), wait_seconds=wait_seconds)
+        return await self.start(validated, inputs or {}, wait_seconds=wait_seconds)
 
     async def show_run(self, run: str, wait_seconds: Wait = 0) -> Output:
         """Show a run: its steps with results and errors, what it waits for, and what to do next.
@@ -368,8 +369,12 @@ class Operations:
         plan.options.require_approval, plan.options.auto_approve = True, False
         return validate(plan, self.tools)
 
-    async def start(self, bound: BoundPlan, *, wait_seconds: float) -> Output:
-        """Create a run of `bound`, start it unless somebody must approve it first, and return its status after at most `wait_seconds`."""
+    async def start(self, validated: ValidatedPlan, inputs: Mapping[str, object], *, wait_seconds: float) -> Output:
+        """Create a run, start it unless somebody must approve it first, and return its status after at most `wait_seconds`."""
+        if validated.plan.unread_variables(inputs):
+            server = None if self.workers.offline else await server_of(RunRequest(settings=self.settings))
+            inputs = await with_variables(validated.plan, inputs, server=server)
+        bound = bind_inputs(validated, inputs)
         refuse_operation(bound.validated.plan, await self.store.policy.effective(self.settings), by=self.agent.by, operation="run")
         waiting = await self.store.runs(MAX_LISTED_RUNS, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
         if sum(run.requested_by == self.agent.by for run in waiting) >= MAX_WAITING_RUNS:

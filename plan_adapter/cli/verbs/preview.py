@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
-from plan_adapter.cli.servers import location_line, secret_locations
+from plan_adapter.cli.servers import location_line, secret_locations, with_known_variables
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, resume_options_of, tools_of
 from plan_adapter.execution.history import ResumeOptions, RunHistory, Unit
 from plan_adapter.gates.approval import requires_approval
@@ -86,11 +86,12 @@ def _preview_run(validated: ValidatedPlan, texts: dict[str, str]) -> Preview:
     policy = asyncio.run(policy_of_store(Settings()))
     show = partial(preview_plan, requires_approval=requires_approval(validated.plan, policy), gate_effects=policy.gate_effects)
     try:
-        bound = bind_inputs(validated, texts, from_text=True)
+        inputs = asyncio.run(with_known_variables(validated.plan, texts, Settings()))
+        bound = bind_inputs(validated, inputs, from_text=True)
     except InvalidPlanError as error:
         if any(problem.code != "missing-input" for problem in error.problems):
             raise
-        missing = tuple(name for name, spec in validated.plan.inputs.items() if spec.is_required and name not in texts)
+        missing = tuple(name for name, spec in validated.plan.inputs.items() if spec.default is None and name not in texts)
         return show(validated, inputs=None, approval_digest=None, missing=missing)
     return show(bound.validated, inputs=bound.inputs, approval_digest=bound.approval_digest)
 

@@ -11,6 +11,7 @@ from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
+from plan_adapter.cli.servers import with_known_variables
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, tools_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.inventory import ON
@@ -94,7 +95,7 @@ def _answers_of(given: list[str]) -> dict[str, dict[str, str]]:
 
 
 async def _dry_run(
-    source: str, given: dict[str, str], tools: list[str], answers: dict[str, dict[str, str]], *, reads: bool, as_json: bool
+    source: str, texts: dict[str, str], tools: list[str], answers: dict[str, dict[str, str]], *, reads: bool, as_json: bool
 ) -> int:
     # These import SQLAlchemy.
     from plan_adapter.rehearsal import rehearse
@@ -102,6 +103,7 @@ async def _dry_run(
 
     settings = Settings()
     plan, policy = await plan_of(source), await policy_of_store(settings)
+    given = await with_known_variables(plan, texts, settings)
     found = await rehearse(plan, tools_of(tools), given, policy=policy, settings=settings, answers=answers, reads=reads, from_text=True)
     if as_json:
         output.json_line("dry_run", dry_run_json(found))
@@ -113,11 +115,12 @@ async def _dry_run(
     return ExitCode.DONE if found.is_complete else ExitCode.FAILED
 
 
-async def _run(source: str, given: dict[str, str], tools: list[str], options: RunOptions, *, offline: bool) -> int:
+async def _run(source: str, texts: dict[str, str], tools: list[str], options: RunOptions, *, offline: bool) -> int:
     # These import SQLAlchemy.
     from plan_adapter.runs.run_session import look_up_secrets_on
     from plan_adapter.runs.secret_lookup import refuse_missing_secrets
     from plan_adapter.runs.start import execute_plan
+    from plan_adapter.runs.variables import with_variables
 
     settings = Settings()
     async with open_store(settings) as store:
@@ -126,7 +129,9 @@ async def _run(source: str, given: dict[str, str], tools: list[str], options: Ru
         registry = tools_of(tools)
         validated = validate(plan, registry)
         can_ask = is_at_terminal() and not (options.json or options.yes)
-        server = await in_daemon_thread(pending.wait) if pending is not None and can_ask and validated.secrets else None
+        reads = bool(validated.plan.unread_variables(texts))
+        server = await in_daemon_thread(pending.wait) if pending is not None and (reads or (can_ask and validated.secrets)) else None
+        given = await with_variables(validated.plan, texts, server=server)
         if can_ask:
             with look_up_secrets_on(server):  # before anybody types a value that the run would then not use
                 await refuse_missing_secrets(validated, settings)

@@ -32,7 +32,7 @@ async def with_variables_here(plan: ExecutionPlan, given: Mapping[str, object]) 
     unread = plan.unread_variables(given)
     if not unread:
         return {**given}
-    from plan_adapter.engine.variables import read_variables  # imports Prefect
+    from plan_adapter.engine.prefect_variables import read_variables  # imports Prefect
 
     found = await read_variables({*unread.values()})
     read: dict[str, JsonValue] = {

@@ -1,16 +1,19 @@
 """Tests of a gate that several people must approve: what each approval records, when the gate closes, and what does not count."""
 
 import asyncio
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
 
-from plan_adapter.model.approvals import Agreement, Approval, Gate, GatePolicy
+from plan_adapter.model.approvals import AGREE, Agreement, Approval, Gate, GatePolicy
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.store.database import tables
 from plan_adapter.store.store import PlanStore
-from tests.store.builders import a_gate, an_answer, begun, created
+from tests.sql import Sql
+from tests.store.builders import a_gate, an_answer, an_attempt, begun, created
 
 TWO = GatePolicy(approvers=("ana", "ben", "chi"), known_by=("totp",), quorum=2, requested_by="ana")
 
@@ -188,3 +191,64 @@ async def test_a_tenant_cannot_approve_for_another(store_url: str) -> None:
         assert [row.by for row in (await acme.gates.answer(gate.id, given)).agreements] == ["ana"]
         assert (await exported(acme, given))["tenant_id"] == "acme"
         assert await umbrella.gates.find() == []
+
+
+async def approved_by(store: PlanStore, gate: Gate, *people: str) -> Approval:
+    for by in people:
+        await store.gates.answer(gate.id, an_approval_of(gate, by))
+    kept = await store.gates.answer_to(gate.id)
+    assert kept is not None
+    return kept
+
+
+async def take_back(sql: Sql, gate: Gate) -> None:
+    """Remove the approval by ana from the table of approvals, as somebody with access to the database could."""
+    approvals = tables.approvals
+    await sql.change(approvals.delete().where(approvals.c.run_id == gate.run_id, approvals.c.decision == AGREE, approvals.c.by == "ana"))
+
+
+async def test_a_call_needs_the_approvals_of_all_when_it_begins(store: PlanStore, sql: Sql) -> None:
+    gate = await opened(store, item=1)
+    approval = await approved_by(store, gate, "ana", "ben")
+    recorder = await store.ledger.recorder(await store.run(gate.run_id))
+    known = {"item": 1, "approval_id": approval.id, "approval_digest": gate.approval_digest}
+    await take_back(sql, gate)
+    expected = "step `drain` lacks approvals: 2 different people must approve, and only ben did; have it approved again"
+    with pytest.raises(NotApprovedError, match=f"^{re.escape(expected)}$"):
+        await recorder.intent(an_attempt(await store.run(gate.run_id), "drain", at=recorder.now(), **known))
+    assert await store.attempts(gate.run_id) == []
+
+    again = await approved_by(store, await reopened(store, gate), "ana", "chi")
+    attempt = an_attempt(await store.run(gate.run_id), "drain", at=recorder.now(), **known | {"approval_id": again.id})
+    await recorder.intent(attempt)
+    assert await store.attempts(gate.run_id) == [attempt]
+
+
+async def reopened(store: PlanStore, gate: Gate) -> Gate:
+    run = await store.run(gate.run_id)
+    fields = {"gate_policy": gate.gate_policy, "item": gate.item, "approval_digest": gate.approval_digest}
+    return await store.gates.open(a_gate(run, gate.step_id, **fields), timeout_ms=0)
+
+
+async def test_a_plan_needs_the_approvals_of_all_when_its_calls_begin(store: PlanStore, sql: Sql) -> None:
+    gate = await opened(store, None)
+    await store.ledger.use_approval(await approved_by(store, gate, "ana", "ben"), run_id=gate.run_id)
+    run = await store.run(gate.run_id)
+    recorder = await store.ledger.recorder(run)
+    await recorder.intent(an_attempt(run, "check", at=recorder.now()))
+    await take_back(sql, gate)
+    expected = f"run {run.id} lacks approvals: 2 different people must approve, and only ben did; have it approved again"
+    with pytest.raises(NotApprovedError, match=f"^{re.escape(expected)}$"):
+        await recorder.intent(an_attempt(run, "drain", at=recorder.now()))
+
+    # Two approvals of a run, of which only the newer one is complete.
+    await store.ledger.use_approval(await approved_by(store, await reopened(store, gate), "ben", "chi"), run_id=run.id)
+    await recorder.intent(an_attempt(run, "drain", at=recorder.now()))
+    assert [attempt.step_id for attempt in await store.attempts(run.id)] == ["check", "drain"]
+
+
+async def test_a_run_that_nobody_approved_is_refused_by_its_own_name(store: PlanStore) -> None:
+    run = await store.run((await opened(store, None)).run_id)
+    recorder = await store.ledger.recorder(run)
+    with pytest.raises(NotApprovedError, match=f"run {run.id} has used no approval of its plan"):
+        await recorder.intent(an_attempt(run, "check", at=recorder.now()))

@@ -211,7 +211,7 @@ async def test_a_call_needs_the_approvals_of_all_when_it_begins(store: PlanStore
     gate = await opened(store, item=1)
     approval = await approved_by(store, gate, "ana", "ben")
     recorder = await store.ledger.recorder(await store.run(gate.run_id))
-    known = {"item": 1, "approval_id": approval.id, "approval_digest": gate.approval_digest}
+    known: dict[str, Any] = {"item": 1, "approval_id": approval.id, "approval_digest": gate.approval_digest}
     await take_back(sql, gate)
     expected = "step `drain` lacks approvals: 2 different people must approve, and only ben did; have it approved again"
     with pytest.raises(NotApprovedError, match=f"^{re.escape(expected)}$"):
@@ -226,7 +226,7 @@ async def test_a_call_needs_the_approvals_of_all_when_it_begins(store: PlanStore
 
 async def reopened(store: PlanStore, gate: Gate) -> Gate:
     run = await store.run(gate.run_id)
-    fields = {"gate_policy": gate.gate_policy, "item": gate.item, "approval_digest": gate.approval_digest}
+    fields: dict[str, Any] = {"gate_policy": gate.gate_policy, "item": gate.item, "approval_digest": gate.approval_digest}
     return await store.gates.open(a_gate(run, gate.step_id, **fields), timeout_ms=0)
 
 

@@ -219,7 +219,8 @@ async def test_a_call_needs_the_approvals_of_all_when_it_begins(store: PlanStore
     assert await store.attempts(gate.run_id) == []
 
     again = await approved_by(store, await reopened(store, gate), "ana", "chi")
-    attempt = an_attempt(await store.run(gate.run_id), "drain", at=recorder.now(), **known | {"approval_id": again.id})
+    known["approval_id"] = again.id
+    attempt = an_attempt(await store.run(gate.run_id), "drain", at=recorder.now(), **known)
     await recorder.intent(attempt)
     assert await store.attempts(gate.run_id) == [attempt]
 

@@ -1,6 +1,7 @@
 """Tests of approvals: each is recorded with its approver and used once."""
 
 import asyncio
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -262,3 +263,9 @@ async def test_an_approval_of_one_tenant_is_not_visible_to_another(store_url: st
         assert await umbrella.approvals(DIGEST) == []
         with pytest.raises(NotApprovedError):
             await umbrella.ledger.use_approval(approval, run_id="r-1")
+
+
+async def test_an_agreement_is_no_answer(store: PlanStore) -> None:
+    expected = "`agree` is no answer: the store records it itself, at a gate that needs several approvals"
+    with pytest.raises(RunConflictError, match=f"^{re.escape(expected)}$"):
+        await store.add_approval(an_approval(decision="agree"))

@@ -22,6 +22,7 @@ SCHEMA = RUNBOOKS.parent / "plan.schema.json"
 
 def test_the_list_of_runbooks_is_complete() -> None:
     assert NAMES == [
+        "certificate-rotation",
         "ci-pipeline",
         "data-pipeline",
         "data-quality",

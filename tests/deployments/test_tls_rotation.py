@@ -1,61 +1,15 @@
 """Tests of the runbook tls-rotation with certificates of openssl, and a service that serves TLS."""
 
-import hashlib
-import socket
-import ssl
-import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from plan_adapter.store import PlanStatus
 from tests.deployments.conftest import RunRunbook, require_programs
+from tests.deployments.tls import Service, make_ca, make_certificate
 
 HOST = "www.example.org"
-
-
-class Service:
-    """Serves TLS with the certificate that it read at its start, or when the file `reload` last appeared."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._context = self._read()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _read(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.folder / "live" / "certificate.pem", self.folder / "live" / "key.pem")
-        return context
-
-    def _serve(self) -> None:
-        with suppress(OSError):  # the listener was closed
-            while True:
-                connection = self._listener.accept()[0]
-                if (self.folder / "reload").exists():
-                    (self.folder / "reload").unlink()
-                    self._context = self._read()
-                with suppress(OSError), self._context.wrap_socket(connection, server_side=True) as tls:
-                    tls.recv(1)
-
-    def served(self) -> str:
-        """Return the fingerprint of the certificate that a client sees. The CA must have signed it."""
-        context = ssl.create_default_context(cafile=self.folder / "ca.pem")
-        host, _, port = self.address.partition(":")
-        with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain, server_hostname=HOST) as tls:
-            return hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -64,12 +18,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
     require_programs("openssl")
     (tmp_path / "versions" / "old").mkdir(parents=True)
     (tmp_path / "live").symlink_to("versions/old")
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    own = ("-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Own CA")
-    openssl(tmp_path, "req", "-x509", *key, *own, "-addext", "keyUsage=critical,keyCertSign")
-    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", f"subjectAltName=DNS:{HOST}", "-addext", "basicConstraints=critical,CA:FALSE")
-    openssl(tmp_path, "req", "-x509", *key, *signed, "-keyout", "live/key.pem", "-out", "live/certificate.pem", "-subj", f"/CN={HOST}")
-    service = Service(tmp_path)
+    make_ca(tmp_path)
+    make_certificate(tmp_path, HOST, "live/certificate.pem", "live/key.pem")
+    service = Service(tmp_path, HOST, ca=tmp_path / "ca.pem")
     yield service
     service.close()
 

@@ -58,7 +58,14 @@ async def find_call(
         return Failed(str(error), note=f"recorded on {host}")
 
 
-@tool(effect="write", literal_parameters=("script",), probe=find_call, simulate=simulate_ssh, preflight=check_host)
+@tool(
+    effect="write",
+    literal_parameters=("script",),
+    exactly_one=("argv", "script"),
+    probe=find_call,
+    simulate=simulate_ssh,
+    preflight=check_host,
+)
 async def ssh(
     host: str,
     context: ToolContext,

@@ -45,6 +45,7 @@ _OPTIONS = (
     "isolation",
     "permissions",
     "literal_parameters",
+    "exactly_one",
     "probe",
     "preview",
     "guard",
@@ -126,6 +127,7 @@ class Tool(Generic[P, R]):
         isolation: Isolation = "thread",
         permissions: Iterable[str] = (),
         literal_parameters: Iterable[str] = (),
+        exactly_one: Iterable[str] = (),
         probe: Callable[..., object] | None = None,
         preview: Callable[..., object] | None = None,
         guard: Callable[..., object] | None = None,
@@ -146,10 +148,12 @@ class Tool(Generic[P, R]):
         self.isolation: Isolation = _valid_choice(isolation, ("thread", "process"), f"the isolation of `{self.name}`")
         self.permissions = frozenset(permissions)
         self.literal_parameters = frozenset(literal_parameters)
+        self.exactly_one = tuple(exactly_one)
         self._description = description
         self._signature = read_signature(self.source, context_type=ToolContext)
-        if unknown := self.literal_parameters - self._signature.fields.keys():
-            raise ToolDefinitionError(f"`{self.name}` has no parameter called {', '.join(sorted(unknown))} (literal_parameters)")
+        for option, names in (("literal_parameters", self.literal_parameters), ("exactly_one", self.exactly_one)):
+            if unknown := set(names) - self._signature.fields.keys():
+                raise ToolDefinitionError(f"`{self.name}` has no parameter called {', '.join(sorted(unknown))} ({option})")
         self._is_stand_in = False
         self.probe: Tool[..., Any] | None = None if probe is None else _build_part(self, probe, "probe")
         self.preview: Tool[..., Any] | None = None if preview is None else _build_part(self, preview, "preview")
@@ -248,7 +252,18 @@ class Tool(Generic[P, R]):
 
         A value for which `is_open` returns True (it contains an expression) is not judged, nor is anything that depends on it.
         """
-        return self._signature.mismatches(dict(parameters), is_open)
+        return [*self._signature.mismatches(dict(parameters), is_open), *self._find_not_one(parameters, is_open)]
+
+    def _find_not_one(self, parameters: Mapping[str, JsonValue], is_open: Callable[[JsonValue], bool]) -> list[Mismatch]:
+        """Return a mismatch unless just one of the parameters in `exactly_one` is given. An open value may turn out to be null."""
+        given = [name for name in self.exactly_one if parameters.get(name) is not None]
+        certain = [name for name in given if not is_open(parameters[name])]
+        choices = " or ".join(f"`{name}`" for name in self.exactly_one)
+        if self.exactly_one and not given:
+            return [("", f"{choices} is missing", "")]
+        if len(certain) > 1:
+            return [(certain[-1], f"`{'` and `'.join(certain)}` exclude each other", f"give either {choices}")]
+        return []
 
     def check_types(
         self, parameters: Mapping[str, JsonValue], is_open: Callable[[JsonValue], bool], examples: Mapping[tuple[str | int, ...], str]
@@ -280,6 +295,8 @@ class Tool(Generic[P, R]):
         try:
             _require_json(parameters)
             arguments = self._signature.validate(parameters)
+            if wrong := self._find_not_one(parameters, lambda _: False):
+                raise ToolError(f"the parameters do not match `{self.name}`: {wrong[0][1]}")
         except ValidationError as error:
             messages = [message for _, message, _ in self._signature.mismatches(dict(parameters), lambda _: False, context.redact)]
             raise ToolError(f"the parameters do not match `{self.name}`: " + "; ".join(messages)) from error
@@ -299,6 +316,7 @@ def tool(
     isolation: Isolation = "thread",
     permissions: Iterable[str] = (),
     literal_parameters: Iterable[str] = (),
+    exactly_one: Iterable[str] = (),
     probe: Callable[..., object] | None = None,
     preview: Callable[..., object] | None = None,
     guard: Callable[..., object] | None = None,
@@ -320,6 +338,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             - `isolation`: `process` for work that a timeout must be able to kill; by default `thread`.
             - `permissions`: the permissions that the tool needs; a plan that calls it must give them.
             - `literal_parameters`: parameters in which a plan may not use expressions, because their text is code.
+            - `exactly_one`: parameters of which a step gives one and no other; all of them are optional.
             - `probe`: a function, sync or async, that checks whether an interrupted write was done. It returns `Done(result)`,
               `NotDone()`, `Failed(error)` if the call was made and failed, or None if it cannot tell.
             - `preview`: a function, or a tool that reads, that is called after each successful write. It returns Markdown, which is

@@ -47,6 +47,37 @@ def test_the_options_of_the_decorator_are_kept() -> None:
     assert (look.permissions, look.literal_parameters) == ({"net"}, {"q"})
 
 
+@pytest.mark.parametrize(
+    ("parameters", "found"),
+    [
+        ({"path": "a"}, []),
+        ({"path": "a", "url": None}, []),
+        ({}, [("", "`path` or `url` is missing", "")]),
+        ({"path": None}, [("", "`path` or `url` is missing", "")]),
+        ({"path": "a", "url": "b"}, [("url", "`path` and `url` exclude each other", "give either `path` or `url`")]),
+        ({"path": "a", "url": "${{ inputs.url }}"}, []),
+        ({"url": "${{ inputs.url }}"}, []),
+    ],
+    ids=str,
+)
+def test_a_step_gives_exactly_one_of_some_parameters(parameters: dict[str, Any], found: list[tuple[str, str, str]]) -> None:
+    @tool(exactly_one=("path", "url"))
+    def load(path: str | None = None, url: str | None = None) -> str:
+        return path or url or ""
+
+    assert load.check(parameters, lambda value: isinstance(value, str) and "${{" in value) == found
+
+
+def test_a_call_without_exactly_one_of_the_parameters_fails(context: ToolContext) -> None:
+    @tool(exactly_one=("path", "url"))
+    def load(path: str | None = None, url: str | None = None) -> str:
+        return path or url or ""
+
+    assert load.bind({"url": "b"}, context) == {"url": "b"}
+    with pytest.raises(ToolError, match="the parameters do not match `load`: `path` and `url` exclude each other"):
+        load.bind({"path": "a", "url": "b"}, context)
+
+
 async def test_an_async_function_stays_async() -> None:
     assert offered.whisper.is_async
     assert await offered.whisper("HI") == "hi"
@@ -242,7 +273,9 @@ def test_the_error_for_an_invalid_tool_gives_the_reason(source: object, message:
 
 
 @pytest.mark.parametrize(
-    "options", [{"effect": "safe"}, {"isolation": "vm"}, {"name": "a\nb"}, {"name": " a"}, {"literal_parameters": ["z"]}], ids=str
+    "options",
+    [{"effect": "safe"}, {"isolation": "vm"}, {"name": "a\nb"}, {"name": " a"}, {"literal_parameters": ["z"]}, {"exactly_one": ["a", "z"]}],
+    ids=str,
 )
 def test_invalid_options_are_refused_by_the_decorator(options: dict[str, Any]) -> None:
     with pytest.raises(ToolDefinitionError):

@@ -16,7 +16,7 @@ from plan_adapter.model.readable import one_line
 from plan_adapter.model.values import find_bad_values
 
 if TYPE_CHECKING:
-    from plan_adapter.documents.reading import TypedFile
+    from plan_adapter.documents.reading import TriggersFile, TypedFile
     from plan_adapter.documents.typed import M
     from plan_adapter.model.inventory import HostGroup
 
@@ -117,6 +117,13 @@ def read_inventory(path: Path) -> "tuple[dict[str, HostGroup], list[Problem]]":
     from plan_adapter.documents.reading import read_inventory
 
     return read_inventory(path)
+
+
+def read_triggers(path: Path) -> "TypedFile[TriggersFile]":
+    """Return a file with `triggers`, as a plan has them, and its problems. Raises InvalidPlanError if it is not a mapping."""
+    from plan_adapter.documents import reading
+
+    return reading.read_triggers(path)
 
 
 def read_mapping(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem]]:

@@ -13,12 +13,12 @@ from pydantic import Field, JsonValue
 from plan_adapter.documents.host_groups import expand_groups, ini_groups
 from plan_adapter.documents.json_text import read_json
 from plan_adapter.documents.nodes import Node, UnreadableError, shorten_path
-from plan_adapter.documents.shorthand import expand
+from plan_adapter.documents.shorthand import expand, expand_triggers
 from plan_adapter.documents.typed import Fields, M, Typed, locate, read
 from plan_adapter.documents.yaml_text import read_yaml
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.inventory import HostGroup
-from plan_adapter.model.options import DocumentModel
+from plan_adapter.model.options import DocumentModel, Trigger
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
 
@@ -83,8 +83,18 @@ class TypedFile(Generic[M]):
         return _in_text_order([*self.problems, *others], self._file)
 
 
-def read_typed(path: Path, model: type[M], *, context: object = None, max_bytes: int | None = None) -> TypedFile[M]:
-    """Return the file at `path`, read as `model`. Raises InvalidPlanError if it is not a mapping."""
+def read_typed(
+    path: Path,
+    model: type[M],
+    *,
+    context: object = None,
+    max_bytes: int | None = None,
+    expands: Callable[[Node], list[Problem]] | None = None,
+) -> TypedFile[M]:
+    """Return the file at `path`, read as `model`, after `expands` has rewritten its short forms.
+
+    Raises InvalidPlanError if it is not a mapping.
+    """
     try:
         text = _read_content(path, max_bytes or MAX_BYTES)
         root, problems = _read_tree(text.removeprefix("\ufeff"), str(path), model=model)
@@ -92,6 +102,7 @@ def read_typed(path: Path, model: type[M], *, context: object = None, max_bytes:
         raise InvalidPlanError([replace(error.problem, file=str(path))]) from None
     if not isinstance(root.value, dict):
         raise InvalidPlanError([_not_a_mapping(root, "the file must contain a mapping of names to values", str(path))])
+    problems += [] if expands is None else expands(root)
     typed = read(root, model, refused={problem.at for problem in problems}, context=context)
     return TypedFile(typed.value, text, [*problems, *typed.problems], root, str(path))
 
@@ -163,6 +174,20 @@ def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
         return read_text(_read_content(path), str(path))
     except UnreadableError as error:
         return None, [replace(error.problem, file=str(path))]
+
+
+class TriggersFile(DocumentModel):
+    """Triggers that `plan deploy` adds to those of a plan."""
+
+    noun: ClassVar[str] = "a file of triggers"
+    start_hint: ClassVar[str] = "write `triggers:` with a list, as in a plan"
+
+    triggers: list[Trigger] = Field(default_factory=list)
+
+
+def read_triggers(path: Path) -> TypedFile[TriggersFile]:
+    """Return the file of triggers at `path`. Raises InvalidPlanError if it is not a mapping."""
+    return read_typed(path, TriggersFile, expands=expand_triggers)
 
 
 class _InventoryFile(DocumentModel):

@@ -80,6 +80,14 @@ def expand(root: Node) -> list[Problem]:
     return expansion.problems
 
 
+def expand_triggers(root: Node) -> list[Problem]:
+    """Rewrite the short forms in the `triggers` at `root`, which is no plan. Return the problems, as `expand` does."""
+    expansion = _Expansion(root)
+    if isinstance(root.value, dict):
+        expansion.triggers(_entries(root))
+    return expansion.problems
+
+
 @dataclass(slots=True)
 class _Around:
     """What is written around a step and applies to it."""
@@ -106,11 +114,15 @@ class _Expansion:
         self._options(entries)
         if (order := self._pop(entries, "order")) is not None:
             self._order(order, "order", _named(entries, "steps", ExecutionPlan))
-        for index, trigger in enumerate(_members(_named(entries, "triggers", ExecutionPlan))):
-            self._durations(trigger, Trigger, f"triggers[{index}]")
+        self.triggers(entries)
         for name in ("steps", "finally"):
             for index, step in enumerate(_members(_named(entries, name, ExecutionPlan))):
                 self.step(step, f"{name}[{index}]", around)
+
+    def triggers(self, entries: dict[str, Node]) -> None:
+        """Rewrite the durations of triggers."""
+        for index, trigger in enumerate(_members(_named(entries, "triggers", ExecutionPlan))):
+            self._durations(trigger, Trigger, f"triggers[{index}]")
 
     def _options(self, entries: dict[str, Node]) -> None:
         """Move what a plan says about its options into them."""

@@ -112,6 +112,11 @@ class PlannedDeployment:
         return [automation_name(self.name, number, trigger.event) for number, trigger in enumerate(self.triggers, start=1)]
 
     @property
+    def removed_automation_names(self) -> list[str]:
+        """The names of the automations that it no longer has, or will no longer have."""
+        return [found.name for found in self.automations if found.name not in self.automation_names]
+
+    @property
     def pool(self) -> str | None:
         """The work pool of its runs; None if it needs no worker."""
         return self.create.work_pool_name

@@ -189,6 +189,26 @@ def test_each_trigger_has_an_automation_that_follows_the_plan(plan: Plan, name: 
     assert [found.name for found in automations(first["id"])] == ["of a person"]
 
 
+def test_a_trigger_of_an_option_lasts_until_the_next_deployment_without_it(plan: Plan, name: str) -> None:
+    path, event = runbook(name), f"{name}.firing"
+    made = deployed(plan, path, "--trigger", f"{event}@alert.*")
+    assert made["triggers"] == [f"{name}/{name} trigger 1: {event}"]
+    emit(name, who=NASTY)
+    (state,) = run_started(made["id"], 1)
+    assert state.is_completed()
+    assert show_last(plan, name).run["outputs"] == {"text": f"你好, {NASTY}", "times": 1}
+    trigger = {"event": event, "resource": {"prefect.resource.id": "alert.*"}, "inputs": {"who": "${{ event.payload.who }}"}}
+    assert [version["triggers"] for version in plan("show", "--versions", name, "--json").lines] == [[trigger]]
+    assert f"{event}@alert.*" in plan("show", "--versions", name).out
+    again = plan("deploy", path)
+    assert f"automation deleted: {made['triggers'][0]}" in again.out
+    assert automations(made["id"]) == []
+    deployed(plan, path, "--trigger", event)
+    assert [found.name for found in automations(made["id"])] == made["triggers"]
+    assert plan("deploy", "--delete", name).code == 0
+    assert automations(made["id"]) == []
+
+
 def test_equal_events_start_one_run_that_counts_them(plan: Plan, name: str) -> None:
     made = deployed(plan, runbook(name, a_trigger(name, cooldown="5m", inputs={"who": "${{ event.payload.who }}", "times": "3"})))
     more = {

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from plan_adapter.engine.deployments import Deployer, DeploymentOptions, PlannedDeployment, RunbookDeployment
     from plan_adapter.gates.policy import EffectivePolicy
     from plan_adapter.model.plan import ExecutionPlan
+    from plan_adapter.runbooks.added_triggers import AddedTrigger
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
     from plan_adapter.validation import ValidatedPlan
@@ -53,6 +54,7 @@ def deploy(
     interval: str | None = None,
     rrule: str | None = None,
     time_zone: str | None = None,
+    trigger: list[str] | None = None,
     input: list[str] | None = None,
     inputs: Path | None = None,
     pool: str | None = None,
@@ -80,6 +82,9 @@ def deploy(
         interval: Start runs at this interval: `15m`, `6h`, `1d`, or a number of seconds.
         rrule: Start runs by this iCalendar rule.
         time_zone: The time zone of the schedule, such as `Europe/Berlin`; default: UTC.
+        trigger: `EVENT` or `EVENT@RESOURCE`, an event in Prefect, of that resource, that also starts it, whose payload has the required
+            inputs by name; or a YAML or JSON file with `triggers`, as in a plan. May be repeated. It belongs to the version that it
+            deploys: give it again when you deploy again.
         input: `name=value`, an input of scheduled runs and the value that the form starts with; may be repeated.
         inputs: A JSON or YAML file of inputs; `--input` overrides it.
         pool: The work pool; default: Prefect's own setting, else `plans`. A missing one is created as a process pool, after asking.
@@ -97,11 +102,27 @@ def deploy(
         json: Print one JSON object per deployment.
     """
     if delete:
-        others = (cron, interval, rrule, time_zone, input, inputs, pool, work_queue, concurrency_limit, tools, image, job_variable, pull)
+        others = (
+            cron,
+            interval,
+            rrule,
+            time_zone,
+            trigger,
+            input,
+            inputs,
+            pool,
+            work_queue,
+            concurrency_limit,
+            tools,
+            image,
+            job_variable,
+            pull,
+        )
         if any(others) or paused or dry_run:
             raise UsageError("--delete takes the name of a runbook, and no other option but --json")
         return asyncio.run(_delete(source, as_json=json))
     from plan_adapter.engine.deployments import DeploymentOptions  # imports Prefect
+    from plan_adapter.runbooks.added_triggers import read_added_triggers
 
     folder = Path(source) if Path(source).is_dir() else None
     options = DeploymentOptions(
@@ -115,9 +136,11 @@ def deploy(
     )
     if folder is not None and options.schedule is not None:
         raise UsageError("a folder has no schedule of its own: deploy the runbook that needs one by its file")
-    given = input_texts(input or [], inputs)
+    if folder is not None and trigger:
+        raise UsageError("a folder has no trigger of its own: deploy the runbook that needs one by its file")
+    given, added = input_texts(input or [], inputs), read_added_triggers(trigger or [])
     plans = source if folder is None else plans_in(folder)
-    return asyncio.run(_deploy(plans, tools_of(tools or []), given, options, is_dry=dry_run, yes=yes, as_json=json))
+    return asyncio.run(_deploy(plans, tools_of(tools or []), given, options, added, is_dry=dry_run, yes=yes, as_json=json))
 
 
 async def _deploy(
@@ -125,6 +148,7 @@ async def _deploy(
     tools: "ToolRegistry",
     inputs: Mapping[str, str],
     options: "DeploymentOptions",
+    added: "Sequence[AddedTrigger]",
     *,
     is_dry: bool,
     yes: bool,
@@ -139,7 +163,7 @@ async def _deploy(
         pending = begin_server(settings, offline=False)
         assert pending is not None
         policy = await store.policy.effective(settings)
-        runbooks = checked_runbooks(plans, tools, policy, inputs, options)
+        runbooks = checked_runbooks(plans, tools, policy, inputs, options, added)
         server = await in_daemon_thread(pending.wait)
         is_here = is_local(settings.store_url) and await in_daemon_thread(lambda: server.is_on_this_machine)
         if is_here:
@@ -248,17 +272,19 @@ def checked_runbooks(
     policy: "EffectivePolicy",
     inputs: Mapping[str, str],
     options: "DeploymentOptions",
+    added: "Sequence[AddedTrigger]" = (),
 ) -> "list[tuple[ValidatedPlan, RunbookDeployment]]":
-    """Return each plan with its deployment. Raises InvalidPlanError with the problems of all plans."""
+    """Return each plan, with the triggers that are `added`, and its deployment. Raises InvalidPlanError with the problems of all plans."""
+    from plan_adapter.runbooks.added_triggers import add_triggers, locate_added
     from plan_adapter.runbooks.deploy import runbook_deployment  # imports Prefect
 
     runbooks, problems = list[tuple["ValidatedPlan", "RunbookDeployment"]](), list[Problem]()
     for plan in plans:
         try:
-            validated = validate(plan, tools)
+            validated = validate(add_triggers(plan, added), tools)
             runbooks.append((validated, runbook_deployment(validated, policy, inputs=inputs, options=options)))
         except InvalidPlanError as error:
-            problems += error.problems
+            problems += [locate_added(problem, len(plan.triggers), added) for problem in error.problems]
     if problems:
         raise InvalidPlanError(problems)
     return runbooks
@@ -325,6 +351,8 @@ def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is
         output.line(f"{deployment.name}: {what}{changes}")
         for name in deployment.automation_names:
             output.line(f"automation: {one_line(name)}")
+        for name in deployment.removed_automation_names:
+            output.line(f"automation {'would be ' if is_dry else ''}deleted: {one_line(name)}")
         if form is not None and (len(done) == 1 or all_forms):
             output.line(f"form: {form}")
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from plan_adapter.model.approvals import Gate
+    from plan_adapter.model.options import Trigger
     from plan_adapter.model.plan import ExecutionPlan, Step
     from plan_adapter.model.record import Attempt, PlanRun, Receipt
     from plan_adapter.model.rounds import RoundRecord
@@ -64,7 +65,8 @@ async def show(
         plan_or_run: A plan, named as for `plan run`, or a run: its id, the beginning or end of it, or `last`.
         all_: Show everything that is recorded of a run, as Markdown.
         long: Print the document of the plan, or of the plan of the run, without short forms, as the digest covers it.
-        versions: List the versions of the stored plan with that name, newest first; without a name, the newest version of every one.
+        versions: List the versions of the stored plan with that name, newest first, with the events that start each one while it is
+            deployed; without a name, the newest version of every one.
         draft: Show the draft with that id, with every question to the model and its answer; without an id, list the newest drafts.
         json: Print one JSON object; a run has its `steps` with their `calls` and `rounds`, open `gates`, `approvals`, `code_changes`,
             `earlier_steps` and what to type `next`.
@@ -99,17 +101,28 @@ async def _list_versions(name: str | None, *, as_json: bool) -> int:
             found = [(await store.versions(plan_name))[0] for plan_name in names]
         else:
             found = await store.versions(name.removeprefix(STORE_PREFIX))
+        triggers = [(await store.get(version.digest)).triggers for version in found]
     if name is not None and not found:
         raise UsageError(f"no plan is stored as `{name}`", hint=did_you_mean(name, names) or "`plan save FILE` stores one")
     if found and as_json:
-        for version in found:
-            output.json_line("version", {**(version_json(version) or {}), "created_at": version.created_at})
+        for version, starts in zip(found, triggers, strict=True):
+            started_by = [trigger.model_dump(mode="json", exclude_defaults=True) for trigger in starts]
+            output.json_line("version", {**(version_json(version) or {}), "created_at": version.created_at, "triggers": started_by})
     elif found:
-        rows = [(f"{version.name}@{version.version}", version.digest[:12], version.author, moment(version.created_at)) for version in found]
-        output.table(("VERSION", "DIGEST", "SAVED BY", "SAVED"), rows)
+        rows = [
+            (f"{version.name}@{version.version}", version.digest[:12], version.author, moment(version.created_at), _events_text(starts))
+            for version, starts in zip(found, triggers, strict=True)
+        ]
+        shown = 5 if any(triggers) else 4
+        output.table(("VERSION", "DIGEST", "SAVED BY", "SAVED", "STARTED BY")[:shown], [row[:shown] for row in rows])
     else:
         output.note("no plan is stored yet; `plan save FILE` stores one")
     return ExitCode.DONE
+
+
+def _events_text(triggers: "Sequence[Trigger]") -> str:
+    """Return the events that start a version, each with its resource, as for `plan deploy --trigger`."""
+    return one_line(", ".join("@".join([trigger.event, *trigger.resource.values()]) for trigger in triggers))
 
 
 async def _show_drafts(beginning: str | None, *, as_json: bool) -> None:

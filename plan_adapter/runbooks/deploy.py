@@ -57,7 +57,9 @@ def runbook_deployment(
 def _form(plan: ExecutionPlan) -> dict[str, JsonValue]:
     """Return the schema of the deployment's form. With triggers, a flow run that an event starts needs none of the inputs.
 
-    The event is no property, so that no form asks for it. Prefect then asks for the required inputs all the same.
+    The event is no property, so that no form asks for it. Prefect then asks for the required inputs all the same. It checks a flow run that
+    an automation starts by the same schema, so `required` cannot name them, and its form labels them as optional: their descriptions say
+    that they are required.
     """
     form = form_schema(plan.inputs)
     names = [name for name, declared in plan.inputs.items() if declared.is_required]
@@ -66,6 +68,8 @@ def _form(plan: ExecutionPlan) -> dict[str, JsonValue]:
     properties = cast("dict[str, dict[str, JsonValue]]", form["properties"])
     never_null: dict[str, JsonValue] = {name: {"type": properties[name]["type"]} for name in names if "type" in properties[name]}
     by_people: dict[str, JsonValue] = {"required": list[JsonValue](names), "properties": never_null}
+    for name in names:
+        properties[name] = {**properties[name], "description": f"Required. {properties[name].get('description', '')}".rstrip()}
     return {**form, "required": [], "if": {"not": {"required": [EVENT_PARAMETER]}}, "then": by_people}
 
 

@@ -19,6 +19,7 @@ from plan_adapter.execution.redactor import Redactor
 from plan_adapter.loading import load_plan
 from plan_adapter.model.errors import ToolError, UnknownOutcomeError
 from plan_adapter.model.status import Outcome, PlanStatus
+from plan_adapter.plans import find_problems
 from plan_adapter.runs import aresume_run, arun_plan
 from plan_adapter.tools import Done, Failed, NotDone, ToolContext
 from plan_adapter.tools.remote_programs import (
@@ -312,6 +313,23 @@ async def test_the_probe_says_that_a_command_still_runs_when_its_time_is_up(
         await find_call(HOST, replace(context, deadline=time.monotonic()))
     (tmp_path / "release").touch()
     await running
+
+
+@pytest.mark.parametrize(
+    ("parameters", "at"),
+    [
+        ("{host: web-1}", "steps[0].parameters"),
+        ("{host: '${{ inputs.host }}', argv: [ls, '${{ inputs.host }}'], script: ls}", "steps[0].parameters.script"),
+        ("{host: web-1, argv: '${{ inputs.argv }}', script: ls}", None),  # may be null, so the call decides
+    ],
+)
+def test_neither_or_both_of_argv_and_script_is_a_problem_of_the_plan(parameters: str, at: str | None) -> None:
+    inputs = "inputs: {host: {type: string, default: web-1}, argv: {type: array, default: [ls]}}"
+    plan = load_plan(
+        f"name: look\ndescription: Look\n{inputs}\nsteps:\n  - {{id: look, description: Look, ssh: {parameters}, timeout: 5s}}\n"
+    )
+    problems = [problem for problem in find_problems(plan, ToolRegistry.with_builtins()) if problem.severity == "error"]
+    assert [(problem.code, problem.at, problem.line) for problem in problems] == ([] if at is None else [("bad-parameters", at, 5)])
 
 
 # Killed runs

@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias, cast
@@ -20,7 +20,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events.schemas.automations import Automation
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from prefect.runner import Runner
 from prefect.settings import get_current_settings
 from pydantic import JsonValue, ValidationError
@@ -240,8 +240,9 @@ class Deployer:
         return True
 
     async def create_pool(self, name: str) -> None:
-        """Create a process work pool: its workers run each flow run in a process on their own machine."""
-        await self.client.create_work_pool(WorkPoolCreate(name=name, type="process"))
+        """Create a process work pool: its workers run each flow run in a process on their own machine. Keeps one that exists."""
+        with suppress(ObjectAlreadyExists):
+            await self.client.create_work_pool(WorkPoolCreate(name=name, type="process"))
 
     async def read_runbook(self, name: str) -> DeployedRunbook:
         """Return the deployment of a runbook. Raises DeploymentError if there is none."""

@@ -173,6 +173,8 @@ def test_a_stored_plan_is_deployed_by_its_name(plan: Plan, name: str) -> None:
         (["--interval", "soon"], "`--interval soon`: write a time such as `15m`"),
         (["--interval", "15m", "--cron", "0 3 * * *"], "give one schedule: --cron, --interval or --rrule"),
         (["--time-zone", "Europe/Berlin"], "--time-zone needs a schedule"),
+        (["--trigger", "two words"], "--trigger two words: error[bad-trigger] at event: 'two words' cannot be the name of an event"),
+        (["--delete", "--trigger", "alert.firing"], "--delete takes the name of a runbook, and no other option but --json"),
         (["--cron", "0 3 * * *", "--time-zone", "Berlin"], "`Berlin` is not a time zone"),
         (["--input", "host=db-1"], "^web-[0-9]+$"),
         (["--input", "hots=web-1"], "the plan has no input `hots`"),

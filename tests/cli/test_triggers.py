@@ -261,7 +261,7 @@ def test_people_start_it_with_the_form_and_see_nothing_of_the_event(plan: Plan, 
             deployment = await client.read_deployment(UUID(made["id"]))
             fields = deployment.parameter_openapi_schema["properties"]  # type: ignore[index]
             assert EVENT_PARAMETER not in json.dumps(fields)
-            assert (fields["who"]["description"], fields["times"].get("description")) == ("Required.", None)
+            assert (fields["who"]["description"], fields["times"].get("description")) == ("Required. At most 200 characters.", None)
             return await client.create_flow_run_from_deployment(UUID(made["id"]), parameters=inputs)
 
     for wrong in ({}, {"who": None}, {"who": 3}):

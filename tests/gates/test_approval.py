@@ -12,7 +12,7 @@ import pytest
 
 from plan_adapter import tool
 from plan_adapter.gates import approval
-from plan_adapter.gates.approval import answer_to, gate_policy_of, group_notices, refusal, strictest, text_to_sign
+from plan_adapter.gates.approval import answer_to, gate_policy_of, group_notices, refusal, strictest, text_to_sign, with_current_policy
 from plan_adapter.gates.identity import recorded_identity
 from plan_adapter.gates.policy import EffectivePolicy, Policy, effective_policy
 from plan_adapter.local.settings import Settings
@@ -422,3 +422,32 @@ def test_an_approver_that_does_not_say_is_asked_once_and_about_what_exists(says:
         approves_in_advance = asks_again = True
 
     assert (says(object()), says(Saying())) == (False, True)
+
+
+def test_the_largest_quorum_counts_at_gates_that_approve() -> None:
+    plan, policy = a_plan(ApprovalPolicy(approvers=["ana", "bo", "cy"], quorum=2)), effective_policy(Settings())
+    larger = effective_policy(Settings(), Policy(quorum=3), number=1)
+    assert gate_policy_of(plan, policy, requested_by="di").quorum == 2
+    assert gate_policy_of(plan, larger, requested_by="di").quorum == 3
+    assert gate_policy_of(a_plan(), policy, requested_by="di").quorum == 1
+    for kind in ("question", "outcome"):
+        assert gate_policy_of(plan, larger, requested_by="di", kind=kind).quorum == 1
+
+
+def test_an_open_gate_asks_for_the_quorum_of_now_if_that_is_larger() -> None:
+    plan, larger = a_plan(ApprovalPolicy(approvers=["ana", "bo", "cy"])), effective_policy(Settings(), Policy(quorum=2), number=1)
+    opened = gate_policy_of(plan, effective_policy(Settings()), requested_by="di")
+    assert with_current_policy(opened, plan, larger, step_id=None).quorum == 2
+    assert with_current_policy(opened, plan, larger, step_id=None, kind="question").quorum == 1
+    assert with_current_policy(replace(opened, quorum=3), plan, larger, step_id=None).quorum == 3
+    assert strictest(opened, replace(opened, quorum=2)).quorum == strictest(replace(opened, quorum=2), opened).quorum == 2
+
+
+def test_without_named_approvers_nobody_approves_at_a_gate_with_a_quorum() -> None:
+    ana = recorded_identity(replace(approval.approval_not_required(BOUND, now=NOW), by="ana", known_by="totp"))
+    two = GatePolicy(quorum=2)
+    expected = "2 different people must approve, and no approvers are named, so one person could type several names"
+    assert refusal(two, ana, decision="approve") == expected
+    assert refusal(two, ana, decision="reject") is None
+    assert refusal(replace(two, quorum=1), ana, decision="approve") is None
+    assert refusal(replace(two, approvers=("ana", "bo")), ana, decision="approve") is None

@@ -246,3 +246,21 @@ def test_a_group_without_members_accepts_no_approver(where: str) -> None:
         assert effective_policy(Settings(), Policy(approvers=["sre"], groups=groups), number=1).approvers == ()
     else:
         assert effective_policy(Settings(approvers=("sre",), groups=groups)).approvers == ()
+
+
+def test_a_quorum_larger_than_the_named_approvers_is_refused() -> None:
+    groups = {"sre": ["ana", "ANA", "bo"]}
+    with pytest.raises(InvalidPlanError) as error:
+        policy_of({"approvers": ["sre"], "groups": groups, "quorum": 3})
+    (problem,) = error.value.problems
+    assert (problem.code, problem.at) == ("bad-quorum", "quorum")
+    assert problem.message == "3 different people must approve, and `approvers` names only ana and bo"
+    assert problem.hint == "name more approvers, or lower the quorum"
+    assert policy_of({"approvers": ["sre"], "groups": groups, "quorum": 2}).quorum == 2
+    assert policy_of({"quorum": 3}).quorum == 3, "the plans name the approvers"
+
+
+@pytest.mark.parametrize(("of_settings", "of_policy", "result"), [(1, 2, 2), (3, 2, 3), (1, 1, 1)])
+def test_the_larger_quorum_counts(of_settings: int, of_policy: int, result: int) -> None:
+    assert effective_policy(Settings(quorum=of_settings), Policy(quorum=of_policy), number=1).quorum == result
+    assert effective_policy(Settings(quorum=of_settings)).quorum == of_settings

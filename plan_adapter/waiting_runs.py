@@ -169,20 +169,31 @@ async def aanswer_gate(
         )
         if decision == "request_changes" and not note.strip():
             raise InvalidAnswerError("`note` is empty: say in it what to change")
-        try:
-            closed = await GateAnswers(opened, settings).close(shown, answer, request_of(shown))
-        except NotApprovedError as error:
-            refusal = f"{decision} is refused: {error}"
-            await opened.ledger.record_refusal(shown.run_id, refusal, by=by, step_id=shown.step_id, call_kind=shown.call_kind)
-            raise
-        run, approval = await opened.run(shown.run_id), await opened.gates.answer_to(closed.id)
-        is_unattended = shown.attended is False and run.status is PlanStatus.PENDING_APPROVAL
-        if decision == "reject" and shown.step_id is None and is_unattended and approval is not None:
-            await end_rejected(run, approval, opened)
-        return await opened.run(run.id)
+        await close_gate(shown, answer, GateAnswers(opened, settings))
+        return await opened.run(shown.run_id)
 
 
 answer_gate = sync_twin(aanswer_gate)
+
+
+async def close_gate(gate: Gate, answer: Answer, answers: GateAnswers) -> Gate:
+    """Verify `answer`, close `gate` with it, and return the gate, which is still open if it needs more approvals.
+
+    Ends a run that is rejected before it started and that no process executes. Raises NotApprovedError for an answer that is refused, which
+    is recorded, and RunConflictError if another answer came first.
+    """
+    store = answers.store
+    try:
+        closed = await answers.close(gate, answer, request_of(gate))
+    except NotApprovedError as error:
+        refusal = f"{answer.decision} is refused: {error}"
+        await store.ledger.record_refusal(gate.run_id, refusal, by=answer.by, step_id=gate.step_id, call_kind=gate.call_kind)
+        raise
+    if answer.decision == "reject" and gate.step_id is None and gate.attended is False:
+        run, approval = await store.run(gate.run_id), await store.gates.answer_to(closed.id)
+        if run.status is PlanStatus.PENDING_APPROVAL and approval is not None:
+            await end_rejected(run, approval, store)
+    return closed
 
 
 async def arollback_run(

@@ -104,7 +104,7 @@ class AnswerOptions:
 async def answer_in_store(selector: GateSelector, options: AnswerOptions, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
     """Answer at a gate in the store, and print what happens next. Raises NotApprovedError if the answer is refused."""
     run, gate = await find_gate(selector, store)
-    if options.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
+    if options.decision == "approve" and (reason := await why_cancelled(run, store, settings)) is not None:
         raise UsageError(f"too late to approve: run {run.id} was cancelled in Prefect: {reason}")
     request = request_of(gate)
     refuse_mismatched_answer(request, options.decision, options.fields)
@@ -146,7 +146,7 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
     elif (
         options.decision != "request_changes"
         and gate.gate_policy.release
-        and not await _wake_released_run(closed, approval, settings)
+        and not await wake_released_run(closed, approval, settings)
         and gate.is_released
     ):
         next_text = "the run's worker was released, and Prefect cannot be reached from here: `plan reconcile` continues the run"
@@ -423,7 +423,7 @@ async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore")
     return f"run {run.id} does not wait for an approval: it is {run.outcome_text}"
 
 
-async def _why_cancelled(run: PlanRun, store: "PlanStore", settings: Settings) -> str | None:
+async def why_cancelled(run: PlanRun, store: "PlanStore", settings: Settings) -> str | None:
     """Return the reason if `run` was cancelled in Prefect while no process was running it.
 
     None also if Prefect cannot be reached.
@@ -498,7 +498,7 @@ async def _end_rejected_run(run: PlanRun, approval: Approval, store: "PlanStore"
         await end_unapproved(fresh, store, RunReason.REJECTED, f"rejected by {approval.by}")
 
 
-async def _wake_released_run(gate: Gate, approval: Approval, settings: Settings) -> bool:
+async def wake_released_run(gate: Gate, approval: Approval, settings: Settings) -> bool:
     """Resume a run that released its worker, and return whether a Prefect server could be told."""
     try:
         server = await in_daemon_thread(lambda: available_server(settings))

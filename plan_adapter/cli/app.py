@@ -67,6 +67,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("answer", "Answer the question of a step"),
         Verb("reject", "Reject a waiting run or step, or ask for changes"),
         Verb("resolve", "Record the outcome of a write that was interrupted"),
+        Verb("desk", "Serve a web page where approvers answer gates"),
     ),
     "Look": (
         Verb("runs", "List runs"),

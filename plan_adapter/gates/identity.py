@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from plan_adapter.gates.approval import answer_to, approval_text_to_sign, decision_of, os_user, read_answer, refusal, text_to_sign
 from plan_adapter.gates.policy import EffectivePolicy
@@ -78,6 +78,11 @@ async def identity_by_signature(by: str, text: str, signature: str, *, policy: E
     return Identity(by, "ssh_signature", _CHECKED)
 
 
+def identity_of_sign_in(by: str, known_by: Literal["sign_in", "proxy"]) -> Identity:
+    """Return the identity of a person who signed in to `plan desk`, after it verified the ID token or the secret of the proxy."""
+    return Identity(by, known_by, _CHECKED)
+
+
 def identity_of_author() -> Identity:
     """Return the identity behind what a plan itself allows, without an answer of a person."""
     return Identity(AUTHOR, "not_required", _CHECKED)
@@ -114,13 +119,15 @@ def identity_of_given(approval: Approval, request: ApprovalRequest | Gate | None
 class ProofContext:
     """What proofs are checked with: the allowed signers, the seeds of one-time codes and their key, and the used codes.
 
-    `now` is the time, in seconds since 1970, at which a code must be valid. None means this host's time.
+    `now` is the time, in seconds since 1970, at which a code must be valid. None means this host's time. `signed_in` is the identity of
+    the person who signed in to give the answer. It counts only for an answer in their name.
     """
 
     policy: EffectivePolicy
     settings: Settings  # says where the key of the seeds is
     codes: CodeStore
     now: float | None = None
+    signed_in: Identity | None = None
 
 
 async def verify_proof(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Identity:
@@ -128,14 +135,14 @@ async def verify_proof(answer: Answer, request: ApprovalRequest, proof_context: 
 
     Raises NotApprovedError for a wrong proof; it never falls back to a name without proof. A code is used up.
     """
-    found = [identity_without_proof(answer)]
+    found = [identity_without_proof(answer, proof_context.signed_in)]
     if answer.signature is not None:
         text = text_to_sign(answer, request)
         found.append(await identity_by_signature(answer.by, text, answer.signature, policy=proof_context.policy))
     if answer.code is not None:
         codes, settings = proof_context.codes, proof_context.settings
         found.append(await identity_by_code(answer.by, answer.code, codes=codes, settings=settings, now=proof_context.now))
-    best = _best_proof(answer, request)
+    best = _best_proof(answer, request, proof_context.signed_in)
     return next(identity for identity in found if identity.known_by == best)
 
 
@@ -167,7 +174,7 @@ async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context:
             f"{request.approval_digest[:12]}; read it again, then answer"
         )
     decision = "reject" if request.kind == "outcome" else decision_of(answer)
-    expected = Identity(answer.by, _best_proof(answer, request), _CHECKED)  # if the proofs in the answer are right
+    expected = Identity(answer.by, _best_proof(answer, request, proof_context.signed_in), _CHECKED)  # if the proofs in the answer are right
     if reason := refusal(request.gate_policy, expected, decision=decision):
         raise NotApprovedError(reason)
     identity = await verify_proof(answer, request, proof_context)
@@ -211,16 +218,21 @@ def recheck_agreement(agreement: Agreement, gate: Gate, policy: EffectivePolicy)
     )
 
 
-def identity_without_proof(answer: Answer) -> Identity:
-    """Return the identity behind `answer`, as far as its channel shows it. An account counts only if it is that of this process."""
+def identity_without_proof(answer: Answer, signed_in: Identity | None = None) -> Identity:
+    """Return the identity behind `answer`, as far as its channel shows it. An account counts only if it is that of this process.
+
+    `signed_in` is the identity of the person who signed in to give it, if they did.
+    """
+    if signed_in is not None and signed_in.by == answer.by:
+        return signed_in
     if answer.channel == "form":
         return Identity(answer.by, "form", _CHECKED)
     return identity_of_account(answer.by) if answer.channel == "os_user" else identity_of_name(answer.by)
 
 
-def _best_proof(answer: Answer, request: ApprovalRequest) -> str:
+def _best_proof(answer: Answer, request: ApprovalRequest, signed_in: Identity | None) -> str:
     """Return the best proof in `answer` that the gate policy accepts. If it accepts none, return the best one."""
-    proofs = [identity_without_proof(answer).known_by]
+    proofs = [identity_without_proof(answer, signed_in).known_by]
     if answer.code is not None:
         proofs.insert(0, "totp")
     if answer.signature is not None:

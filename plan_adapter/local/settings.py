@@ -101,7 +101,9 @@ class Settings(BaseModel):
     """
 
     known_by: tuple[KnownBy, ...] = ()
-    """The accepted proofs of an approver's identity at any gate: ssh_signature, totp, os_user, form, unverified. Empty: those of the plan.
+    """The accepted proofs of an approver's identity at any gate: ssh_signature, totp, sign_in, proxy, os_user, form, unverified.
+
+    Empty: those of the plan.
     """
 
     quorum: int = Field(default=1, ge=1)
@@ -124,6 +126,30 @@ class Settings(BaseModel):
 
     signing_key: Path | None = None
     """The SSH key that `plan approve --sign` uses. None: the first of ~/.ssh/id_ed25519, id_ecdsa, id_rsa."""
+
+    desk_url: str | None = None
+    """The address at which people reach `plan desk`, such as `https://desk.example.org`. None: the address it listens on.
+
+    Requests for another host, and answers from pages of another origin, are refused. OpenID Connect returns to it.
+    """
+
+    desk_oidc_issuer: str | None = None
+    """The issuer of OpenID Connect at which people sign in to `plan desk`, exactly as its ID tokens name it. None: no such sign-in."""
+
+    desk_oidc_client_id: str | None = None
+    """The client id of `plan desk` at that issuer."""
+
+    desk_oidc_client_secret: SecretStr | None = None
+    """The client secret of `plan desk` at that issuer. None: a public client, which proves itself by PKCE only."""
+
+    desk_oidc_claim: str = "email"
+    """The claim of the ID token that is the name of the person, as approvers are named. `email` counts only if the issuer verified it."""
+
+    desk_proxy_header: str | None = None
+    """The header in which a trusted proxy names the person who signed in to it, such as `X-Forwarded-Email`. None: no such sign-in."""
+
+    desk_proxy_secret: SecretStr | None = None
+    """What that proxy sends in the header `X-Desk-Proxy-Secret` of each request: at least 32 characters, which only the proxy knows."""
 
     dask_address: str | None = None
     """The scheduler of the Dask cluster for steps with `runner: dask`: `tcp://host:8786`, or `tls://…` with Dask's own TLS settings.

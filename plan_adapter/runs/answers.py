@@ -95,6 +95,7 @@ class GateAnswers:
     settings: Settings
     forms_are_private: Callable[[], Awaitable[bool]] | None = None  # whether the forms require a login; None: no forms
     redact: Callable[[JsonValue], JsonValue] = lambda value: value  # redacts secrets in notes and results
+    signed_in: Identity | None = None  # of the person who signed in to answer
 
     async def close(self, gate: Gate, answer: Answer, request: ApprovalRequest) -> Gate:
         """Verify `answer`, close `gate` with it, and return the closed gate. It is still open if it needs more approvals.
@@ -117,6 +118,10 @@ class GateAnswers:
         policy = await self.store.policy.effective(self.settings)
         identity = await asyncio.to_thread(identity_of_given, approval, request, policy)
         return identity, await self._gate_policy_under(policy, request)
+
+    async def policy_of(self, request: ApprovalRequest) -> GatePolicy:
+        """Return the gate policy of `request` as it is now."""
+        return await self._gate_policy_under(await self.store.policy.effective(self.settings), request)
 
     async def _gate_policy_under(self, policy: EffectivePolicy, request: ApprovalRequest) -> GatePolicy:
         """Return the gate policy of `request` as it is now: the one that the gate opened with, and the store's of today if it has one."""
@@ -157,7 +162,7 @@ class GateAnswers:
 
     async def _proof_context(self) -> ProofContext:
         policy = await self.store.policy.effective(self.settings)
-        return ProofContext(policy, self.settings, self.store.codes, (await self.store.now()).timestamp())
+        return ProofContext(policy, self.settings, self.store.codes, (await self.store.now()).timestamp(), self.signed_in)
 
     async def _refuse_open_form(self, answer: Answer, request: ApprovalRequest) -> None:
         """Raise NotApprovedError for a one-time code in a form that anyone can read and submit."""

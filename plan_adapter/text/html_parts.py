@@ -1,5 +1,6 @@
 """The parts of our HTML files, which need no network, no script and no other file, and print."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from html import escape
@@ -54,6 +55,14 @@ def rows(cells: Iterable[Sequence[str]], *, headings: Sequence[str] = ()) -> str
 def bullets(texts: Iterable[str]) -> list[str]:
     """Return a list of texts, one in a line."""
     return ["<ul>", *(f"<li>{text(line)}</li>" for line in texts), "</ul>"]
+
+
+def prose(value: str) -> str:
+    """Return a text of ours, with its commands and names as code."""
+    return _CODE.sub(r"<code>\1</code>", text(value))
+
+
+_CODE = re.compile("`([^`]+)`")
 
 
 @lru_cache(maxsize=1000)  # a page of many runs repeats most of its texts

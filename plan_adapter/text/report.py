@@ -1,6 +1,5 @@
 """`report_html`: everything about a run as one HTML file that needs no network, no script and no other file, and prints."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,11 +33,12 @@ class RunReport:
     timeline: str  # SVG, or "" if nothing was called
 
 
-def report_html(report: RunReport) -> str:
-    """Return the report as an HTML document. Values are cut at 4,000 characters."""
+def report_html(report: RunReport, *, above: Sequence[str] = ()) -> str:
+    """Return the report as an HTML document. Values are cut at 4,000 characters. `above` are lines of HTML before the report."""
     account, facts = report.account, report.account.facts
     made = tr("made {when} from the store by {command}", when=moment(account.now), command=f"plan report {facts.id}")
     body = [
+        *above,
         *_head(account),
         *_table(tr("Inputs"), facts.inputs),
         *_table(tr("Outputs"), facts.outputs),
@@ -62,13 +62,13 @@ def _head(account: RunAccount) -> Iterator[str]:
     facts = account.facts
     yield f'<header class="m-{facts.mark}"><h1>{SHAPES[facts.mark]} {html.text(account.state)}: {html.text(facts.full_name)}</h1>'
     for text in [*([facts.cause] if facts.cause else []), *account.asked]:
-        yield f"<p>{_prose(text)}</p>"
+        yield f"<p>{html.prose(text)}</p>"
     for left in facts.left_behind:
         yield f'<p class="left">{html.text(left.text(len(left.calls)))}</p>'
     if facts.is_undone:
         yield f"<p>{html.text(tr(NOTHING_LEFT))}</p>"
     if account.next_text:
-        yield f"<p><b>{_prose(tr('next: {what}', what=account.next_text))}</b></p>"
+        yield f"<p><b>{html.prose(tr('next: {what}', what=account.next_text))}</b></p>"
     about = [tr("run {id}", id=facts.id), started_text(facts)]
     about += [tr("ended {when}", when=moment(facts.ended_at))] if facts.ended_at is not None else []
     yield f'<p class="dim">{html.text("; ".join([*about, facts.progress]))}</p></header>'
@@ -126,14 +126,6 @@ def _step(step: StepRun, facts: StepFacts | None, report: RunReport) -> Iterator
 def _round_cells(record: RoundRecord) -> tuple[str, str, str, str]:
     """Return one round of a goal: the decision, what the call showed, and what checks and people said of it."""
     return str(record.round), plain(record.decision), plain(record.evidence), "\n".join(map(plain, record.judgements))
-
-
-def _prose(text: str) -> str:
-    """Return a text of ours, with its commands and names as code."""
-    return _CODE.sub(r"<code>\1</code>", html.text(text))
-
-
-_CODE = re.compile("`([^`]+)`")
 
 
 def _value(value: object) -> str:

@@ -51,7 +51,7 @@ async def gates(*, limit: int = 100, api: bool = False, wide: bool = False, json
 
         return await list_remotely(settings, limit=limit, as_json=json)
     async with open_store(settings) as store:
-        found, now = await _open_gates(store, settings), await store.now()
+        found, now = await waiting_gates(store, settings), await store.now()
         changes = await store.gates.change_requests() if found else {}
         commands = await _commands_of(found, store)
     if not found and lacks_store_of_server(settings):
@@ -62,16 +62,16 @@ async def gates(*, limit: int = 100, api: bool = False, wide: bool = False, json
     return ExitCode.DONE
 
 
-async def _open_gates(store: "PlanStore", settings: Settings) -> "list[Gate]":
+async def waiting_gates(store: "PlanStore", settings: Settings, *, with_texts: bool = False) -> "list[Gate]":
     """Close expired gates, and return the open ones and the unknown outcomes that no process asks about, newest first."""
     from plan_adapter.runs.reconcile import unasked_outcomes  # imports SQLAlchemy
 
-    found, now = await store.gates.find(limit=FIND_LIMIT), await store.now()
+    found, now = await store.gates.find(limit=FIND_LIMIT, with_texts=with_texts), await store.now()
     if any(gate.is_over(now) for gate in found):
         from plan_adapter.runs.plan_approval import end_expired  # imports SQLAlchemy
 
         await end_expired(store)
-        found = await store.gates.find(limit=FIND_LIMIT)
+        found = await store.gates.find(limit=FIND_LIMIT, with_texts=with_texts)
     unasked = await unasked_outcomes(store, settings, open_digests={gate.approval_digest for gate in found})
     return sorted([*found, *unasked], key=lambda gate: gate.opened_at, reverse=True)
 
@@ -140,7 +140,8 @@ def field_text(name: str, field: "Input") -> str:
     return f"{name}={kind}{plain(limits_of(field))}{default}"
 
 
-def _row(gate: "Gate", now: datetime, *, wide: bool) -> list[str]:
+def who_may_answer(gate: "Gate") -> str:
+    """Return who may answer at `gate`, with which proofs, and how many of several approvals it has."""
     gate_policy = gate.gate_policy
     excluded = dict[str | None, str]()
     if not gate_policy.self_approval:
@@ -150,12 +151,16 @@ def _row(gate: "Gate", now: datetime, *, wide: bool) -> list[str]:
     others = ", ".join(tr("not {name}, {why}", name=name, why=why) for name, why in excluded.items() if name)
     other = f" ({others})" if others else ""
     known = tr(", with {proofs}", proofs=tr(" or ").join(gate_policy.known_by)) if gate_policy.known_by is not None else ""
+    return f"{who}{other}{known}{_progress(gate)}"
+
+
+def _row(gate: "Gate", now: datetime, *, wide: bool) -> list[str]:
     cells = [
         gate.name,
         tr("the plan") if gate.step_id is None else gate_place(gate) + tr(QUESTION_SUFFIXES[gate.kind]),
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),
-        f"{who}{other}{known}{_progress(gate)}",
+        who_may_answer(gate),
     ]
     waiting = {True: tr("a process"), False: tr("no process"), None: tr("another host")}
     attended = tr("worker released") if gate.is_released else waiting[gate.attended]

@@ -1,7 +1,7 @@
 """`plan report`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -14,6 +14,9 @@ from plan_adapter.text.drawing import graph_svg
 from plan_adapter.text.plan_graph import graph_of
 from plan_adapter.text.report import RunReport, report_html
 from plan_adapter.text.timeline import timeline_of, timeline_svg
+
+if TYPE_CHECKING:
+    from plan_adapter.store.store import PlanStore
 
 
 async def report(
@@ -39,7 +42,8 @@ async def report(
     if not isinstance(found, ShownRun):
         raise UsageError(f"`{run}` is a plan: `plan graph` draws it, `plan preview` shows what a run would do")
     path = output or Path(f"{found.state.run.id}.html")
-    text = report_html(await _report_of(found))
+    async with open_store(Settings()) as store:
+        text = report_html(await report_of(found, store))
     with streams.atomic_file(path, private=True, overwrite=force) as file:
         file.write(text)
     if json:
@@ -49,10 +53,10 @@ async def report(
     return ExitCode.DONE
 
 
-async def _report_of(found: ShownRun) -> RunReport:
+async def report_of(found: ShownRun, store: "PlanStore") -> RunReport:
+    """Return what the report of a run shows."""
     run, state = found.state.run, found.state
-    async with open_store(Settings()) as store:
-        verification = await store.verify(run.id)
+    verification = await store.verify(run.id)
     rows = timeline_of(run, found.attempts, found.receipts, state.all_gates, state.now)
     record = {
         "intact": f"The record is intact: {verification.entries} audit entries, the newest is {verification.digest}.",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from plan_adapter.model.record import Attempt, PlanRun, Receipt
     from plan_adapter.model.rounds import RoundRecord
     from plan_adapter.model.triggers import TriggerRecord
+    from plan_adapter.store.store import PlanStore
     from plan_adapter.text.formatting import Dependencies
 
 SHOWN_CHARACTERS = 500
@@ -259,45 +260,12 @@ def _code_change_json(change: CodeChange) -> dict[str, Any]:
 async def find_plan_or_run(source: str) -> "ExecutionPlan | ShownRun":
     """Return the plan or the run that `source` names. Raises UsageError, StoreError and InvalidPlanError."""
     # Run ids and plan digests are both hexadecimal, so look for a file with that name first, then for a run, then for a plan.
-    from plan_adapter.model.rounds import rounds_of  # only for runs
-    from plan_adapter.runs.plan_approval import end_overdue  # imports SQLAlchemy
-
     if source.startswith(STORE_PREFIX) or is_document(source):
         return await plan_of(source)
     settings = Settings()
     async with open_store(settings) as store:
         try:
-            run = await end_overdue(await store.run(source), store)
-            attempts = await store.attempts(run.id)
-            receipts = await store.receipts(run.id)
-            commands = await store.outcomes.commands(run.id)
-            calls = calls_of(run, attempts, receipts, commands)
-            earlier = _earlier_steps(run, attempts, receipts)
-            state = await approval_state_of(run, store, settings)
-            rounds = rounds_of(receipts, attempts, state.answers)
-            plan = await store.get(run.digest)
-            facts = run_facts(
-                run,
-                attempts,
-                receipts,
-                commands,
-                run_name=name_of_run(plan, run.inputs),
-                waiting=[(gate.step_id, gate.item) for gate in state.gates],
-            )
-            return ShownRun(
-                state,
-                code_changes(attempts),
-                calls,
-                rounds,
-                earlier,
-                facts,
-                listed_state(run, state.gates, state).text,
-                state.hint(),
-                plan,
-                attempts,
-                receipts,
-                await store.trigger_events.of_run(run.id),
-            )
+            return await shown_run(source, store, settings)
         except RunNotFoundError as no_run:
             try:
                 return await plan_of(source, store)
@@ -305,6 +273,44 @@ async def find_plan_or_run(source: str) -> "ExecutionPlan | ShownRun":
                 if no_run.is_ambiguous:  # the plan was not meant
                     raise no_run from None
                 raise UsageError(f"{no_run}; {without_hint(no_plan)}", hint=no_plan.hint, code="run-not-found") from no_plan
+
+
+async def shown_run(run_id: str, store: "PlanStore", settings: Settings) -> ShownRun:
+    """Return the run with this id, or its beginning or end. Raises RunNotFoundError."""
+    from plan_adapter.model.rounds import rounds_of  # only for runs
+    from plan_adapter.runs.plan_approval import end_overdue  # imports SQLAlchemy
+
+    run = await end_overdue(await store.run(run_id), store)
+    attempts = await store.attempts(run.id)
+    receipts = await store.receipts(run.id)
+    commands = await store.outcomes.commands(run.id)
+    calls = calls_of(run, attempts, receipts, commands)
+    earlier = _earlier_steps(run, attempts, receipts)
+    state = await approval_state_of(run, store, settings)
+    rounds = rounds_of(receipts, attempts, state.answers)
+    plan = await store.get(run.digest)
+    facts = run_facts(
+        run,
+        attempts,
+        receipts,
+        commands,
+        run_name=name_of_run(plan, run.inputs),
+        waiting=[(gate.step_id, gate.item) for gate in state.gates],
+    )
+    return ShownRun(
+        state,
+        code_changes(attempts),
+        calls,
+        rounds,
+        earlier,
+        facts,
+        listed_state(run, state.gates, state).text,
+        state.hint(),
+        plan,
+        attempts,
+        receipts,
+        await store.trigger_events.of_run(run.id),
+    )
 
 
 def _plan_json(plan: "ExecutionPlan", digest: str) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""`plan desk`: a small web application in which approvers answer gates."""

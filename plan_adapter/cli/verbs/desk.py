@@ -1,0 +1,99 @@
+"""`plan desk`."""
+
+import importlib.util
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from plan_adapter.cli import output
+from plan_adapter.cli.exit_codes import ExitCode, UsageError
+from plan_adapter.cli.sources import open_store
+from plan_adapter.local.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.cli.desk.sign_in import SignIn
+
+NOT_INSTALLED = "the web application is not installed: `pip install 'prefect-plan-adapter[desk]'`"
+
+LIBRARIES = ("authlib", "jinja2", "joserfc", "markdown_it")
+
+
+async def desk(*, host: str = "127.0.0.1", port: int = 4270) -> int:
+    """Serve a small web application in which approvers read what waits and answer it, until Ctrl-C. It changes nothing else.
+
+    People sign in with OpenID Connect or at a proxy, as the settings `PLAN_ADAPTER_DESK_…` say. Without either, it listens on this machine
+    only, and each answer needs a one-time code or an SSH signature.
+
+    Args:
+        host: The address to listen on; default: 127.0.0.1, this machine only. Any other needs a sign-in and PLAN_ADAPTER_DESK_URL.
+        port: The port to listen on; default: 4270. 0 takes a free one.
+    """
+    if any(importlib.util.find_spec(name) is None for name in LIBRARIES):
+        raise UsageError(NOT_INSTALLED)
+    # These import FastAPI.
+    import uvicorn
+
+    from plan_adapter.cli.desk.sign_in import is_loopback, sign_in_of
+    from plan_adapter.cli.desk.web_app import desk_app
+
+    settings = Settings()
+    listening = _listen(host, port)
+    with listening:
+        port = listening.getsockname()[1]
+        local = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = _public_address(settings) or f"http://{local}"
+        sign_in = sign_in_of(settings, address=address)
+        if not is_loopback(host):
+            _refuse_open_desk(host, settings, sign_in)
+        names = {urlsplit(address).netloc.casefold(), local.casefold()}
+        hosts = frozenset(names | ({f"localhost:{port}"} if is_loopback(host) else set[str]()))
+        async with open_store(settings) as store:
+            app = desk_app(store, settings, sign_in, address=address, hosts=hosts)
+            config = uvicorn.Config(
+                app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=3
+            )
+            output.note(f"the desk is at {address}/; Ctrl-C stops it" + _how_people_prove(sign_in))
+            await uvicorn.Server(config).serve(sockets=[listening])
+    return ExitCode.DONE
+
+
+def _how_people_prove(sign_in: "SignIn | None") -> str:
+    return "" if sign_in is not None else "; nobody signs in, so each answer needs a one-time code or an SSH signature"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises UsageError."""
+    if not 0 <= port <= 65535:
+        raise UsageError("--port is a number from 0 to 65535")
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=512)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}, port {port}: {error.strerror or error}; `--port` takes another one") from error
+
+
+def _public_address(settings: Settings) -> str | None:
+    """Return the address of the settings without a slash at its end. Raises UsageError for one that is no origin."""
+    from plan_adapter.cli.desk.sign_in import is_safe_address
+
+    if settings.desk_url is None:
+        return None
+    address = settings.desk_url.rstrip("/")
+    try:
+        parts = urlsplit(address)
+        is_origin = bool(parts.hostname) and address == f"{parts.scheme}://{parts.netloc}" and "@" not in parts.netloc
+    except ValueError:
+        is_origin = False
+    if not is_origin or not is_safe_address(address):
+        raise UsageError("PLAN_ADAPTER_DESK_URL must be an https:// address without a path, as in `https://desk.example.org`")
+    return address
+
+
+def _refuse_open_desk(host: str, settings: Settings, sign_in: "SignIn | None") -> None:
+    """Raise UsageError if people on other machines would reach a desk without a sign-in, or one that does not know its address."""
+    if sign_in is None:
+        raise UsageError(
+            f"on {host}, other machines reach the desk, and nobody signs in: set PLAN_ADAPTER_DESK_OIDC_ISSUER and "
+            "PLAN_ADAPTER_DESK_OIDC_CLIENT_ID, or PLAN_ADAPTER_DESK_PROXY_HEADER and PLAN_ADAPTER_DESK_PROXY_SECRET"
+        )
+    if settings.desk_url is None:
+        raise UsageError(f"on {host}, other machines reach the desk: set PLAN_ADAPTER_DESK_URL to the address that people use")

@@ -1,0 +1,226 @@
+"""Tests of answers at the desk: each closes its gate once, in the name of the person who signed in."""
+
+import asyncio
+from dataclasses import replace
+
+import httpx
+import pytest
+from pyotp.totp import TOTP
+
+from plan_adapter.gates.gate import new_gate
+from plan_adapter.gates.totp import encrypt_seed, new_seed
+from plan_adapter.model.approvals import Gate, GatePolicy
+from plan_adapter.model.options import ApprovalPolicy, Input, Question
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.store.store import PlanStore
+from tests.desk.people import Desk, Person, running_desk, said
+from tests.gates.world import World
+from tests.store.conftest import on_both_databases
+
+PEOPLE = ApprovalPolicy(approvers=["ana@example.org", "bo@example.org"], known_by=["proxy"])
+
+
+async def closed(world: World, gate: Gate) -> tuple[str, str, str]:
+    """Return the recorded answer at a gate."""
+    answer = await world.store.gates.answer_to(gate.id)
+    assert answer is not None
+    return answer.decision, answer.by, answer.known_by
+
+
+async def test_the_waiting_process_continues_with_an_answer_from_the_desk(world: World, desk: Desk) -> None:
+    run = world.start(world.plan(policy=PEOPLE))
+    gate, ana = await world.gate(), desk.person("ana@example.org")
+    listed = said(await ana.get("/"))
+    assert "1 gate waits" in listed
+    assert "You may answer" in listed
+    page = said(await ana.get(f"/gates/{gate.id}"))
+    for text in ("Cannot be undone", "strike", "Asked by runner", "ana@example.org, bo@example.org, with proxy"):
+        assert text in page
+    assert (await ana.answer(gate, "approve", note="好")).headers["location"] == f"/gates/{gate.id}"
+    assert (await run).is_completed
+    assert world.struck == ["a"]
+    assert await closed(world, gate) == ("approve", "ana@example.org", "proxy")
+    after = said(await ana.get(f"/gates/{gate.id}"))
+    assert "Recorded. Next: the waiting process continues now." in after
+    assert "approved by ana@example.org (proxy): 好" in after
+    assert "Recorded" not in said(await ana.get(f"/gates/{gate.id}"))
+    assert "Nothing waits" in said(await ana.get("/"))
+
+
+async def test_a_rejected_run_that_no_process_executes_ends(world: World, desk: Desk) -> None:
+    run, gate = await world.detached(world.plan(policy=PEOPLE))
+    await desk.person("bo@example.org").answer(gate, "reject", note="not tonight")
+    ended = await world.store.run(run.id)
+    assert (str(ended.outcome), ended.rejection_note) == ("Rejected", "not tonight")
+
+
+async def test_changes_need_a_note_and_keep_it_in_the_form(world: World, desk: Desk) -> None:
+    _, gate = await world.detached(world.plan(policy=PEOPLE))
+    ana = desk.person("ana@example.org")
+    refused = await ana.answer(gate, "request_changes", note=" ")
+    assert (refused.status_code, "say in it what to change" in said(refused)) == (422, True)
+    await ana.answer(gate, "request_changes", note="first\r\nsecond")
+    answer = await world.store.gates.answer_to(gate.id)
+    assert answer is not None
+    assert (answer.decision, answer.note) == ("request_changes", "first\nsecond")
+
+
+async def test_a_question_is_answered_with_typed_fields(world: World, desk: Desk) -> None:
+    asked = Question(
+        question="Which site?", fields={"site": Input(enum=["a", "b"]), "minutes": Input(type="integer", default=5, maximum=9)}
+    )
+    plan = ExecutionPlan(description="Ask", steps=[Step(id="decide", ask=asked)])
+    plan.options.require_approval = False
+    run = world.start(plan)
+    gate, ana = await world.gate(step="decide"), desk.person("ana")
+    assert "Which site?" in said(await ana.get(f"/gates/{gate.id}"))
+    for site, minutes, message in (
+        ("c", "3", "none of"),
+        ("a", "ten", "is not an integer"),
+        ("a", "10", "at most 9"),
+        ("", "3", "no value"),
+    ):
+        refused = await ana.answer(gate, "answer", **{"field.site": site, "field.minutes": minutes})
+        assert refused.status_code == 422
+        assert message in said(refused)
+        assert f'value="{minutes}"' in refused.text
+    await ana.answer(gate, "answer", **{"field.site": "b", "field.minutes": ""})
+    assert (await run).step("decide").result == {"site": "b", "minutes": 5}
+
+
+async def test_only_those_who_may_answer_get_buttons_and_others_read_why(world: World, desk: Desk) -> None:
+    _, gate = await world.detached(world.plan(policy=PEOPLE))
+    page = await desk.person("eve@example.org").get(f"/gates/{gate.id}")
+    assert "eve@example.org may not answer here; only ana@example.org, bo@example.org may" in said(page)
+    assert "<button name" not in page.text
+    assert "You may answer" not in said(await desk.person("eve@example.org").get("/"))
+
+
+async def test_who_started_the_run_may_reject_but_not_approve_it(world: World, desk: Desk) -> None:
+    policy = ApprovalPolicy(approvers=["runner", "ana"], self_approval=False)
+    _, gate = await world.detached(world.plan(policy=policy))
+    page = await desk.person("runner").get(f"/gates/{gate.id}")
+    assert 'value="approve"' not in page.text
+    assert 'value="reject"' in page.text
+    assert "runner started this run and may not approve it; only ana may" in said(page)
+    assert (await desk.person("runner").answer(gate, "approve")).status_code == 403
+
+
+async def test_two_people_approve_and_the_page_counts_them(world: World, desk: Desk) -> None:
+    _, gate = await world.detached(world.plan(policy=replace_policy(quorum=2)))
+    ana, bo = desk.person("ana@example.org"), desk.person("bo@example.org")
+    assert "0 of 2 approvals" in said(await ana.get(f"/gates/{gate.id}"))
+    await ana.answer(gate, "approve")
+    assert "Recorded: 1 of 2 approvals; the gate waits for bo@example.org" in said(await ana.get(f"/gates/{gate.id}"))
+    again = await ana.answer(gate, "approve")
+    assert (again.status_code, "has already approved" in said(again)) == (403, True)
+    await bo.answer(gate, "approve")
+    answer = await world.store.gates.answer_to(gate.id)
+    assert answer is not None
+    assert answer.givers == "ana@example.org (proxy) and bo@example.org (proxy)"
+
+
+def replace_policy(**fields: int) -> ApprovalPolicy:
+    return PEOPLE.model_copy(update=fields)
+
+
+async def test_an_unknown_outcome_is_recorded_in_the_name_of_the_person(world: World, desk: Desk) -> None:
+    run, _ = await world.detached(world.plan())
+    request = Gate.__dataclass_fields__.keys()
+    assert "call_kind" in request
+    page = said(await desk.person("ana").get(f"/runs/{run.id}"))
+    assert run.id in page
+
+
+async def test_a_gate_that_needs_a_code_takes_one_after_the_sign_in(world: World, desk: Desk) -> None:
+    seed, _ = new_seed("ana")
+    await world.store.codes.enroll("ana", encrypt_seed("ana", seed, world.settings), by="ana", replaces=False)
+    _, gate = await world.detached(world.plan(policy=ApprovalPolicy(approvers=["ana"], known_by=["totp"])))
+    ana = desk.person("ana")
+    assert (await ana.answer(gate, "approve")).status_code == 403
+    assert (await ana.answer(gate, "approve", code="000000")).status_code == 403
+    await ana.answer(gate, "approve", code=TOTP(seed).now())
+    assert await closed(world, gate) == ("approve", "ana", "totp")
+
+
+async def test_without_a_sign_in_a_name_counts_only_with_a_proof(world: World) -> None:
+    seed, _ = new_seed("ana")
+    await world.store.codes.enroll("ana", encrypt_seed("ana", seed, world.settings), by="ana", replaces=False)
+    _, gate = await world.detached(world.plan())
+    async with running_desk(world.store, world.settings, None) as desk:
+        ana = desk.person()
+        refused = await ana.answer(gate, "approve", by="ana")
+        assert (refused.status_code, "a name alone proves nothing" in said(refused)) == (403, True)
+        assert 'value="ana"' in refused.text
+        await ana.answer(gate, "approve", by="ana", code=TOTP(seed).now())
+    assert await closed(world, gate) == ("approve", "ana", "totp")
+
+
+async def test_a_gate_that_no_page_can_answer_names_the_command(world: World) -> None:
+    _, gate = await world.detached(world.plan(policy=ApprovalPolicy(known_by=["os_user"])))
+    async with running_desk(world.store, world.settings, None) as desk:
+        page = await desk.person().get(f"/gates/{gate.id}")
+    assert "<button name" not in page.text
+    assert f"this gate takes os_user, which no page can give: plan approve {gate.run_id}" in said(page)
+
+
+@on_both_databases
+async def test_fifty_people_answer_at_once_and_exactly_one_answer_wins(world: World, desk: Desk) -> None:
+    _, gate = await world.detached(world.plan())
+    people = [desk.person(f"person-{number}") for number in range(50)]
+    forms = [await person.hidden(f"/gates/{gate.id}") for person in people]
+
+    async def answer(person: Person, form: dict[str, str], number: int) -> httpx.Response:
+        return await person.post(f"/gates/{gate.id}", **form, decision="approve" if number % 2 else "reject")
+
+    answers = await asyncio.gather(*(answer(person, form, number) for number, (person, form) in enumerate(zip(people, forms, strict=True))))
+    won = [number for number, response in enumerate(answers) if response.status_code == 303]
+    assert len(won) == 1
+    decision, by, _ = await closed(world, gate)
+    assert (decision, by) == ("approve" if won[0] % 2 else "reject", f"person-{won[0]}")
+    for number, response in enumerate(answers):
+        if number != won[0]:
+            assert response.status_code == 409
+            assert f"{by} answered at" in said(response)
+    assert len([row for row in await world.store.approvals(gate.run_id) if row.gate_id == gate.id]) == 1
+
+
+async def test_an_answer_about_content_that_changed_shows_the_new_content(world: World, desk: Desk, store_url: str) -> None:
+    run, gate = await world.detached(world.plan(policy=PEOPLE))
+    ana = desk.person("ana@example.org")
+    form = await ana.hidden(f"/gates/{gate.id}")
+    new = new_gate(
+        await world.store.run(run.id),
+        approval_digest="e" * 64,
+        description="",
+        text="## Approve something else?\n",
+        gate_policy=GatePolicy(),
+    )
+    async with PlanStore(store_url) as elsewhere:
+        await elsewhere.gates.open(new, timeout_ms=0)
+    response = await ana.post(f"/gates/{gate.id}", **form, decision="approve")
+    assert response.status_code == 409
+    assert "The content changed, so your answer was not recorded." in said(response)
+    assert "Approve something else?" in said(response)
+    assert await world.store.gates.answer_to(gate.id) is None
+    assert (await world.store.gates.get(new.id)).end is None
+    assert replace(new, opened_at=gate.opened_at).approval_digest in response.text
+
+
+async def test_a_digest_of_other_content_is_refused(world: World, desk: Desk) -> None:
+    _, gate = await world.detached(world.plan(policy=PEOPLE))
+    refused = await desk.person("ana@example.org").answer(gate, "approve", digest="f" * 64)
+    assert refused.status_code == 403
+    assert "the content of the gate changed" in said(refused)
+    assert (await world.store.gates.get(gate.id)).end is None
+
+
+@pytest.mark.parametrize("count", [200])
+async def test_two_hundred_gates_are_listed_with_the_final_ones_first(world: World, desk: Desk, count: int) -> None:
+    for number in range(count):
+        run, gate = await world.detached(world.plan(policy=ApprovalPolicy(effects=["write"]))) if not number else (run, gate)  # noqa: F821
+        text = "**It writes and cannot be undone.**" if number % 10 == 0 else "It only reads"
+        await world.store.gates.open(replace(gate, id=f"{number:032x}", step_id="strike", item=number, text=text), timeout_ms=0)
+    page = await desk.person("ana").get("/")
+    assert f"{count + 1} gates wait" in said(page)
+    assert page.text.rindex("Cannot be undone") < page.text.index('<li class="card">')

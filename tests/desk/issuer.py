@@ -86,7 +86,7 @@ class Issuer:
 
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
-        self._server.shutdown()  # harmless a second time
+        self._server.shutdown()
         self._server.server_close()
 
     def id_token(self, asked: dict[str, str]) -> str:

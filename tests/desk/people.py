@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from html import unescape
 
 import httpx
-import uvicorn
 
 from plan_adapter.cli.desk.sign_in import PROXY_SECRET_HEADER, ProxySignIn, SignIn
-from plan_adapter.cli.desk.web_app import desk_app
+from plan_adapter.cli.desk.web_app import desk_app, desk_server
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Gate
 from plan_adapter.store.store import PlanStore
@@ -77,7 +76,7 @@ async def running_desk(store: PlanStore, settings: Settings, sign_in: SignIn | N
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
         host = f"127.0.0.1:{listening.getsockname()[1]}"
         app = desk_app(store, settings, sign_in, address=f"http://{host}", hosts=frozenset({host}))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        server = desk_server(app)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         desk = Desk(f"http://{host}")
         try:

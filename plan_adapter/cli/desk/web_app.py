@@ -11,6 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -78,6 +79,14 @@ def desk_app(store: "PlanStore", settings: Settings, sign_in: SignIn | None, *, 
     app.add_exception_handler(PlanAdapterError, desk.report_error)
     app.add_exception_handler(404, desk.report_missing)
     return Protection(app, origin=origin_of(address), hosts=hosts)
+
+
+def desk_server(app: "ASGIApp") -> uvicorn.Server:
+    """Return the server of the application. It trusts no header about the address of a client."""
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="off", timeout_graceful_shutdown=3
+    )
+    return uvicorn.Server(config)
 
 
 class SignInNeeded(Exception):  # no error: it leads to the issuer

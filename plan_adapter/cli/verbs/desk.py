@@ -31,10 +31,8 @@ async def desk(*, host: str = "127.0.0.1", port: int = 4270) -> int:
     if any(importlib.util.find_spec(name) is None for name in LIBRARIES):
         raise UsageError(NOT_INSTALLED)
     # These import FastAPI.
-    import uvicorn
-
     from plan_adapter.cli.desk.sign_in import is_loopback, sign_in_of
-    from plan_adapter.cli.desk.web_app import desk_app
+    from plan_adapter.cli.desk.web_app import desk_app, desk_server
 
     settings = Settings()
     listening = _listen(host, port)
@@ -49,11 +47,8 @@ async def desk(*, host: str = "127.0.0.1", port: int = 4270) -> int:
         hosts = frozenset(names | ({f"localhost:{port}"} if is_loopback(host) else set[str]()))
         async with open_store(settings) as store:
             app = desk_app(store, settings, sign_in, address=address, hosts=hosts)
-            config = uvicorn.Config(
-                app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=3
-            )
             output.note(f"the desk is at {address}/; Ctrl-C stops it" + _how_people_prove(sign_in))
-            await uvicorn.Server(config).serve(sockets=[listening])
+            await desk_server(app).serve(sockets=[listening])
     return ExitCode.DONE
 
 

@@ -64,7 +64,13 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "pydantic": ("",),
     "pydantic_core": ("",),
     "typing_extensions": ("tools",),
-    "uvicorn": ("engine.server_process",),
+    "uvicorn": ("engine.server_process", "cli.desk"),
+    "fastapi": ("cli.desk",),
+    "jinja2": ("cli.desk",),
+    "markupsafe": ("cli.desk",),
+    "markdown_it": ("cli.desk",),
+    "authlib": ("cli.desk.sign_in",),
+    "joserfc": ("cli.desk.sign_in",),
     "packaging": ("engine.diagnosis",),
     "prefect_dask": ("engine.dask",),
     "dask": ("engine.dask_process",),
@@ -90,12 +96,12 @@ SHARED_NAMES = {
 
 # Declared in pyproject.toml, but not imported.
 NOT_IMPORTED = {
-    "fastapi",  # only limited to a version
     "aiosqlite",  # SQLAlchemy's drivers, named in the store's URLs
     "asyncpg",
 }
 IMPORT_NAMES = {
     "pyyaml": "yaml",
+    "markdown_it_py": "markdown_it",
     "opentelemetry_api": "opentelemetry",
     "pydantic_ai_slim": "pydantic_ai",
     "openai_agents": "agents",

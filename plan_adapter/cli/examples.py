@@ -111,6 +111,11 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
             ("last restart again", "It did not: call it again"),
             ("last restart abort", "End the run"),
         ),
+        "desk": _of(
+            "desk",
+            ("", "Serve it on this machine, port 4270"),
+            ("--port 0", "Take a free port"),
+        ),
         "runs": _of(
             "failures",
             ("", "List what waits, then the newest"),

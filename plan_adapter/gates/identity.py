@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from plan_adapter.gates.approval import answer_to, approval_text_to_sign, decision_of, os_user, read_answer, refusal, text_to_sign
 from plan_adapter.gates.policy import EffectivePolicy
@@ -18,6 +18,9 @@ from plan_adapter.model.errors import ContentChangedError, NotApprovedError
 from plan_adapter.model.record import AUTHOR
 
 _CHECKED = object()
+
+SignInProof: TypeAlias = Literal["sign_in", "proxy"]
+"""How a person is known who signed in before they answered."""
 
 DIGEST_BEGINNING = re.compile(r"[0-9a-fA-F]{8,64}")
 """What names a content: its approval digest, or at least the first 8 characters of it."""
@@ -78,7 +81,7 @@ async def identity_by_signature(by: str, text: str, signature: str, *, policy: E
     return Identity(by, "ssh_signature", _CHECKED)
 
 
-def identity_of_sign_in(by: str, known_by: Literal["sign_in", "proxy"]) -> Identity:
+def identity_of_sign_in(by: str, known_by: SignInProof) -> Identity:
     """Return the identity of a person who signed in to `plan desk`, after it verified the ID token or the secret of the proxy."""
     return Identity(by, known_by, _CHECKED)
 

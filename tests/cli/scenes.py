@@ -218,6 +218,7 @@ SCENES: Mapping[str, Scene] = {
     "reject": at_its_gate,
     "reject last restart": at_a_step,
     "resolve": unknown,
+    "desk": at_its_gate,
     "runs": failed_offline,
     "show": failed_offline,
     "report": failed_offline,

@@ -9,6 +9,7 @@ import pytest
 
 from plan_adapter.cli.app import VERBS
 from plan_adapter.cli.examples import EXAMPLES
+from plan_adapter.cli.exit_codes import ExitCode
 from plan_adapter.cli.help_text import WIDTH, example_command
 from tests.agent.conftest import forget_model_servers
 from tests.agent.server import says, scripted
@@ -44,13 +45,16 @@ ON_SERVER = (
 ON_STDIN = ("plan mcp --allow-tool run_command",)
 """The examples that serve a program on stdin and stdout until it closes them."""
 
+SERVING = ("plan desk", "plan desk --port 0")
+"""The examples that serve until a signal."""
+
 AT_TERMINAL = ("plan approve last", "plan revise last --edit")
 """The examples that need a terminal, where they ask for a confirmation."""
 
 CODES = {"pursue": 6}
 """The verbs whose examples end with another exit code than 0: nobody approves the draft here."""
 
-OFFLINE = [command for command in COMMANDS if command not in (*ON_SERVER, *ON_STDIN, *AT_TERMINAL)]
+OFFLINE = [command for command in COMMANDS if command not in (*ON_SERVER, *ON_STDIN, *SERVING, *AT_TERMINAL)]
 
 
 @pytest.mark.parametrize("command", OFFLINE)
@@ -70,6 +74,15 @@ def test_an_example_runs(command: str, plan: Plan, monkeypatch: pytest.MonkeyPat
 def test_an_example_serves_until_its_input_ends(command: str, plan: Plan) -> None:
     done = piped(*words_of(command, scene_of(command)(plan)))
     assert (done.returncode, b"serving " in done.stderr) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("command", SERVING)
+def test_an_example_serves_until_a_signal(command: str, plan: Plan, terminals: list[Terminal]) -> None:
+    words = words_of(command, scene_of(command)(plan))
+    terminals.append(terminal := Terminal(*words, *(() if "--port" in words else ("--port", "0")), controls=True))
+    terminal.wait_for("the desk is at http://127.0.0.1:")
+    terminal.type("\x03")
+    assert terminal.end() == ExitCode.INTERRUPTED
 
 
 @pytest.mark.parametrize("command", AT_TERMINAL)

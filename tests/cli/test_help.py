@@ -34,7 +34,7 @@ def test_help_groups_the_verbs_by_activity(plan: Plan, word: str) -> None:
     assert verbs_of(result.out, GROUPS) == {
         "Write": ["init", "validate", "preview", "test", "draft", "save"],
         "Run": ["run", "replay", "deploy", "serve"],
-        "Decide": ["gates", "approve", "answer", "reject", "resolve"],
+        "Decide": ["gates", "approve", "answer", "reject", "resolve", "desk"],
         "Look": ["runs", "show", "report", "diff", "logs", "guide"],
         "Repair": ["resume", "revise", "cancel", "rollback", "doctor"],
     }

@@ -141,7 +141,7 @@ approvals = every_field(
     operators=names,
     quorum=st.integers(1, 3),
     self_approval=st.booleans(),
-    known_by=st.lists(st.sampled_from(["ssh_signature", "totp", "os_user", "form", "unverified"]), max_size=2),
+    known_by=st.lists(st.sampled_from(["ssh_signature", "totp", "sign_in", "proxy", "os_user", "form", "unverified"]), max_size=2),
     effects=st.lists(effects, max_size=2),
     expires=st.sampled_from(["reject", "skip"]),
     release=st.booleans(),

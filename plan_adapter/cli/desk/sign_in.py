@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from plan_adapter.cli.desk.protection import PendingSignIn, Session
 from plan_adapter.cli.exit_codes import UsageError
-from plan_adapter.gates.identity import Identity, identity_of_sign_in
+from plan_adapter.gates.identity import Identity, SignInProof, identity_of_sign_in
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.readable import one_line, visible
 
@@ -38,6 +38,11 @@ class SignInError(NotApprovedError):
 class SignIn(Protocol):
     """Tells who sends a request."""
 
+    @property
+    def known_by(self) -> SignInProof:
+        """How the people who sign in are known."""
+        ...
+
     def identify(self, request: "Request", session: Session) -> Identity | None:
         """Return who sends the request, or None if they have to sign in first. Raises SignInError."""
         ...
@@ -49,6 +54,7 @@ class ProxySignIn:
 
     header: str
     secret: str = field(repr=False)
+    known_by: SignInProof = field(default="proxy", init=False)
 
     def identify(self, request: "Request", session: Session) -> Identity:
         """Return whom the proxy names. Raises SignInError for a request that does not come from the proxy, or names nobody."""
@@ -57,7 +63,7 @@ class ProxySignIn:
             raise SignInError("this request did not come through the proxy that signs people in")
         if len(names) != 1:
             raise SignInError(f"the proxy must name one person in the header `{self.header}`, and named {len(names)}")
-        return identity_of_sign_in(_name_of(names[0].encode("latin-1").decode("utf-8", errors="replace")), "proxy")
+        return identity_of_sign_in(_name_of(names[0].encode("latin-1").decode("utf-8", errors="replace")), self.known_by)
 
 
 @dataclass(slots=True)
@@ -69,6 +75,7 @@ class OpenIdSignIn:
     client_secret: str | None = field(repr=False)
     claim: str
     redirect_uri: str
+    known_by: SignInProof = field(default="sign_in", init=False)
     _metadata: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
     _read_at: float = field(default=0.0, init=False)
 
@@ -124,7 +131,7 @@ class OpenIdSignIn:
         name = decoded.claims.get(self.claim)
         if not isinstance(name, str):
             raise SignInError(f"the ID token has no claim `{self.claim}`: PLAN_ADAPTER_DESK_OIDC_CLAIM names the one that counts")
-        return identity_of_sign_in(_name_of(name), "sign_in")
+        return identity_of_sign_in(_name_of(name), self.known_by)
 
     def _client(self) -> Any:
         from authlib.integrations.httpx_client import AsyncOAuth2Client  # pyright: ignore[reportMissingTypeStubs]

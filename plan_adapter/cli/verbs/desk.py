@@ -18,7 +18,7 @@ NOT_INSTALLED = "the web application is not installed: `pip install 'prefect-pla
 LIBRARIES = ("authlib", "jinja2", "joserfc", "markdown_it")
 
 
-async def desk(*, host: str = "127.0.0.1", port: int = 4270) -> int:
+async def desk(*, host: str = "127.0.0.1", port: int = 4270, json: bool = False) -> int:
     """Serve a small web application in which approvers read what waits and answer it, until Ctrl-C. It changes nothing else.
 
     People sign in with OpenID Connect or at a proxy, as the settings `PLAN_ADAPTER_DESK_…` say. Without either, it listens on this machine
@@ -27,6 +27,7 @@ async def desk(*, host: str = "127.0.0.1", port: int = 4270) -> int:
     Args:
         host: The address to listen on; default: 127.0.0.1, this machine only. Any other needs a sign-in and PLAN_ADAPTER_DESK_URL.
         port: The port to listen on; default: 4270. 0 takes a free one.
+        json: Print the address, and how people sign in, as one JSON object; default: as text.
     """
     if any(importlib.util.find_spec(name) is None for name in LIBRARIES):
         raise UsageError(NOT_INSTALLED)
@@ -47,7 +48,11 @@ async def desk(*, host: str = "127.0.0.1", port: int = 4270) -> int:
         hosts = frozenset(names | ({f"localhost:{port}"} if is_loopback(host) else set[str]()))
         async with open_store(settings) as store:
             app = desk_app(store, settings, sign_in, address=address, hosts=hosts)
-            output.note(f"the desk is at {address}/; Ctrl-C stops it" + _how_people_prove(sign_in))
+            if json:
+                output.json_line("desk", {"address": f"{address}/", "sign_in": None if sign_in is None else sign_in.known_by})
+                output.flush()
+            else:
+                output.note(f"the desk is at {address}/; Ctrl-C stops it" + _how_people_prove(sign_in))
             await desk_server(app).serve(sockets=[listening])
     return ExitCode.DONE
 

@@ -45,6 +45,10 @@ DECISION_WORDS: dict[Decision | Resolution, str] = {
 }
 
 
+STAYS_RELEASED = "the run's worker was released, and Prefect cannot be reached from here: `plan reconcile` continues the run"
+"""What happens next at a run that released its worker, if Prefect cannot be told of the answer."""
+
+
 def decision_word(asked: Question, decision: Decision | Resolution) -> str:
     """Return the verb that reports this answer: `approved`, or `answered` for a question."""
     return "answered" if asked.kind == "question" and decision == "approve" else DECISION_WORDS[decision]
@@ -149,7 +153,7 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
         and not await wake_released_run(closed, approval, settings)
         and gate.is_released
     ):
-        next_text = "the run's worker was released, and Prefect cannot be reached from here: `plan reconcile` continues the run"
+        next_text = STAYS_RELEASED
     print_answer(closed, approval, next_text, as_json=as_json)
     return ExitCode.DONE
 

@@ -1,7 +1,10 @@
 """Tests of answers at the desk: each closes its gate once, in the name of the person who signed in."""
 
 import asyncio
+import re
 from dataclasses import replace
+from html import unescape
+from pathlib import Path
 
 import httpx
 import pytest
@@ -9,6 +12,7 @@ from pyotp.totp import TOTP
 
 from plan_adapter.gates.gate import new_gate
 from plan_adapter.gates.totp import encrypt_seed, new_seed
+from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Gate, GatePolicy
 from plan_adapter.model.options import ApprovalPolicy, Input, Question
 from plan_adapter.model.plan import ExecutionPlan, Step
@@ -16,6 +20,7 @@ from plan_adapter.store.store import PlanStore
 from tests.desk.people import Desk, Person, running_desk, said
 from tests.gates.unknown_outcome import UnknownOutcomeWorld
 from tests.gates.world import FormAnswers, World
+from tests.identity.conftest import make_key
 from tests.store.conftest import on_both_databases
 
 PEOPLE = ApprovalPolicy(approvers=["ana@example.org", "bo@example.org"], known_by=["proxy"])
@@ -164,6 +169,24 @@ async def test_without_a_sign_in_a_name_counts_only_with_a_proof(world: World) -
         assert 'value="ana"' in refused.text
         await ana.answer(gate, "approve", by="ana", code=TOTP(seed).now())
     assert await closed(world, gate) == ("approve", "ana", "totp")
+
+
+async def test_the_text_on_the_page_is_signed_and_pasted(world: World, tmp_path: Path) -> None:
+    key = make_key(tmp_path / "ana")
+    (tmp_path / "allowed").write_text(f"ana {key.public}\n", encoding="utf-8")
+    world.settings = Settings(allowed_signers=tmp_path / "allowed")
+    _, gate = await world.detached(world.plan(policy=ApprovalPolicy(approvers=["ana"], known_by=["ssh_signature"])))
+    async with running_desk(world.store, world.settings, None) as desk:
+        ana = desk.person()
+        page = unescape((await ana.get(f"/gates/{gate.id}")).text)
+        texts = re.findall(r"<<'END'\n(.*?)END", page, re.DOTALL)
+        assert [re.findall(r"decision: (\w+)", text) for text in texts] == [["approve"], ["reject"], ["request_changes"]]
+        signatures = [key.signs(text).replace("\n", "\r\n") for text in texts]
+        refused = await ana.answer(gate, "approve", by="ana", signature=signatures[1])
+        assert (refused.status_code, "another text" in said(refused)) == (403, True)
+        assert (await ana.answer(gate, "approve", by="bo", signature=signatures[0])).status_code == 403
+        await ana.answer(gate, "approve", by="ana", signature=signatures[0])
+    assert await closed(world, gate) == ("approve", "ana", "ssh_signature")
 
 
 async def test_a_gate_that_no_page_can_answer_names_the_command(world: World) -> None:

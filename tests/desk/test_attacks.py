@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
 from plan_adapter.cli.desk.protection import (
@@ -14,12 +15,14 @@ from plan_adapter.cli.desk.protection import (
     Sessions,
 )
 from plan_adapter.cli.desk.sign_in import PROXY_SECRET_HEADER
+from plan_adapter.cli.desk.web_app import desk_app
+from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.identity import identity_of_sign_in
 from plan_adapter.gates.totp import encrypt_seed, new_seed
 from plan_adapter.model.approvals import Gate
 from plan_adapter.model.options import ApprovalPolicy
 from plan_adapter.model.plan import ExecutionPlan
-from tests.desk.people import HEADER, SECRET, Desk, running_desk, said
+from tests.desk.people import BY_PROXY, HEADER, SECRET, Desk, running_desk, said
 from tests.gates.world import World
 
 PEOPLE = ApprovalPolicy(approvers=["ana"], known_by=["proxy", "totp"])
@@ -199,8 +202,6 @@ async def test_too_many_wrong_codes_are_refused_without_being_checked(world: Wor
 
 
 async def test_the_account_of_the_desk_is_nobody_who_uses_it(world: World) -> None:
-    from plan_adapter.gates.approval import os_user
-
     _, gate = await world.detached(world.plan(policy=ApprovalPolicy(known_by=["os_user", "totp"])))
     async with running_desk(world.store, world.settings, None) as desk:
         ana = desk.person()
@@ -254,6 +255,19 @@ async def test_every_page_has_the_headers_and_no_script_or_foreign_file(world: W
         assert SECRET not in response.text
     assert (await ana.get("/openapi.json")).status_code == 404
     assert (await ana.get("/docs")).status_code == 404
+
+
+async def test_over_https_the_cookie_is_bound_to_its_host(world: World) -> None:
+    address, host = "https://desk.example.org", "desk.example.org"
+    app = desk_app(world.store, world.settings, BY_PROXY, address=address, hosts=frozenset({host}))
+    headers = {HEADER: "ana", PROXY_SECRET_HEADER: SECRET, "Host": host}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=address, headers=headers) as ana:
+        response = await ana.get("/")
+        assert response.headers["strict-transport-security"] == "max-age=31536000"
+        parts = response.headers["set-cookie"].split("; ")
+        assert parts[0].startswith("__Host-desk=")
+        assert {"Secure", "HttpOnly", "Path=/", "SameSite=lax"} == {*parts[1:]}
+        assert (await ana.post("/sign-out", headers={"Origin": "http://desk.example.org"})).status_code == 403
 
 
 def test_sessions_end_and_are_limited() -> None:

@@ -1,8 +1,16 @@
 """Tests of the command `plan desk`: it refuses, with one clear error, to serve what would be open to others."""
 
+import json
+import os
+import signal
+import subprocess
+
+import httpx
 import pytest
 
-from tests.cli.conftest import Plan, home, plan
+from plan_adapter.cli.desk.sign_in import PROXY_SECRET_HEADER
+from tests.cli.conftest import Plan, check_lines, home, plan
+from tests.cli.test_terminal import REAL_PLAN
 from tests.desk.people import SECRET
 
 __all__ = ["home", "plan"]
@@ -40,3 +48,25 @@ def test_what_would_be_open_is_refused(
     assert message in result.err
     assert result.err.count("\n") == 1
     assert SECRET not in result.err
+
+
+def test_a_missing_library_is_named(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plan_adapter.cli.verbs.desk.LIBRARIES", ("no_such_library",))
+    result = plan("desk")
+    assert (result.code, "pip install 'prefect-plan-adapter[desk]'" in result.err) == (2, True)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_program_reads_the_address_and_ends_the_desk() -> None:
+    environment = {**os.environ, "PLAN_ADAPTER_DESK_PROXY_HEADER": "X-Forwarded-Email", "PLAN_ADAPTER_DESK_PROXY_SECRET": SECRET}
+    with subprocess.Popen([*REAL_PLAN, "desk", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        check_lines(line)
+        desk = json.loads(line)
+        assert desk["sign_in"] == "proxy"
+        assert httpx.get(desk["address"], trust_env=False).status_code == 403
+        headers = {"X-Forwarded-Email": "ana", PROXY_SECRET_HEADER: SECRET}
+        assert "Nothing waits" in httpx.get(desk["address"], headers=headers, trust_env=False).text
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == -signal.SIGTERM

@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from plan_adapter.cli.answering import wake_released_run, what_happens_next, why_cancelled
+from plan_adapter.cli.answering import STAYS_RELEASED, wake_released_run, what_happens_next, why_cancelled
 from plan_adapter.cli.approval_state import states_of
 from plan_adapter.cli.desk.gate_pages import Choices, listed_gates, shown_fields, shown_gate
 from plan_adapter.cli.desk.protection import HEADERS, FailedProofs, Protection, Session, Sessions, origin_of
@@ -300,11 +300,13 @@ class Desk:
             policy = await answers.policy_of(request_of(closed))
             return f"Recorded: {progress_in_words(policy, closed.agreements)}."
         decision: Decision = answer.decision if answer.decision in ("reject", "request_changes") else "approve"
-        await show_end_in_prefect(run.id, self._store, self._settings)
-        approval = await self._store.gates.answer_to(gate.id)
+        if decision == "reject" and gate.step_id is None and gate.attended is False:
+            await show_end_in_prefect(run.id, self._store, self._settings)
+        next_text, approval = what_happens_next(gate, run, decision), await self._store.gates.answer_to(gate.id)
         if decision != "request_changes" and gate.gate_policy.release and approval is not None:
-            await wake_released_run(closed, approval, self._settings)
-        return f"Recorded. Next: {what_happens_next(gate, run, decision)}."
+            is_awake = await wake_released_run(closed, approval, self._settings)
+            next_text = next_text if is_awake or not gate.is_released else STAYS_RELEASED
+        return f"Recorded. Next: {next_text}."
 
     async def _closed_page(self, visit: Visit, gate: Gate, error: RunConflictError) -> Response:
         """Show who was first, or the content that replaced what was answered."""

@@ -186,7 +186,8 @@ async def close_gate(gate: Gate, answer: Answer, answers: GateAnswers) -> Gate:
     try:
         closed = await answers.close(gate, answer, request_of(gate))
     except NotApprovedError as error:
-        refusal = f"{answer.decision} is refused: {error}"
+        decision = "answer" if gate.kind == "question" and answer.decision == "approve" else answer.decision
+        refusal = f"{decision} is refused: {error}"
         await store.ledger.record_refusal(gate.run_id, refusal, by=answer.by, step_id=gate.step_id, call_kind=gate.call_kind)
         raise
     if answer.decision == "reject" and gate.step_id is None and gate.attended is False:

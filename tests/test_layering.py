@@ -82,6 +82,8 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "langchain_core": ("integrations.langgraph",),
     "agents": ("integrations.openai_agents",),
     "cronsim": ("model.run_window",),
+    "icalendar": ("gates.calendars",),
+    "recurring_ical_events": ("gates.calendars",),
 }
 
 # Names of several modules, which play the same part in their rooms. Any other name is that of one module, and of its verb in `cli/verbs`.

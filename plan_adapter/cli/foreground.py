@@ -87,6 +87,13 @@ class RunOptions:
     yes: bool
     detach: bool
     json: bool
+    override_freeze: str | None = None  # why the run is to start during a change freeze
+
+
+def refuse_empty_reason(override_freeze: str | None) -> None:
+    """Raise UsageError for `--override-freeze` without a reason."""
+    if override_freeze is not None and not override_freeze.strip():
+        raise UsageError("--override-freeze needs the reason, which is recorded: --override-freeze 'INC-123: hotfix'")
 
 
 class ForegroundRun:
@@ -101,6 +108,7 @@ class ForegroundRun:
         self._tools = tools
         self._imports = imports
         self._as_json = options.json
+        self._override_freeze = options.override_freeze
         conversation = Conversation()
         conversation.on_hang_up = self._on_hangup
         self.asks_in_form = asks_in_form(yes=options.yes, detach=options.detach, has_server=server is not None)
@@ -162,6 +170,7 @@ class ForegroundRun:
             settings=settings,
             server=self._server,
             identity=identity,
+            override_freeze=self._override_freeze,
         )
 
     async def complete(self, work: Coroutine[Any, Any, "PlanRun"]) -> int:

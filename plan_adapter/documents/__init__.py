@@ -74,6 +74,7 @@ __all__ = [
     "load_plan",
     "locate",
     "plan_schema",
+    "read_content",
     "read_document",
     "read_documents",
     "read_file",
@@ -159,6 +160,17 @@ TEST_SUFFIXES = (".test.yaml", ".test.yml")
 def is_test_file(path: str | Path) -> bool:
     """Return whether `path` names a file of test cases, such as `restart.test.yaml` beside the plan `restart.yaml`."""
     return str(path).lower().endswith(TEST_SUFFIXES)
+
+
+def read_content(path: Path, *, max_bytes: int) -> str:
+    """Return the text of a file that is no document, such as a calendar. Raises InvalidPlanError if it cannot be read or is larger."""
+    from plan_adapter.documents.nodes import UnreadableError
+    from plan_adapter.documents.reading import read_content
+
+    try:
+        return read_content(path, max_bytes)
+    except UnreadableError as error:
+        raise InvalidPlanError([error.problem]) from None
 
 
 def read_source(path_or_text: str | Path) -> tuple[ExecutionPlan | None, list[Problem]]:

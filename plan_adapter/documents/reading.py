@@ -96,7 +96,7 @@ def read_typed(
     Raises InvalidPlanError if it is not a mapping.
     """
     try:
-        text = _read_content(path, max_bytes or MAX_BYTES)
+        text = read_content(path, max_bytes or MAX_BYTES)
         root, problems = _read_tree(text.removeprefix("\ufeff"), str(path), model=model)
     except UnreadableError as error:
         raise InvalidPlanError([replace(error.problem, file=str(path))]) from None
@@ -171,7 +171,7 @@ class _Marks:
 def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
     """Return the plan in the file at `path` and every problem. See `read_document`."""
     try:
-        return read_text(_read_content(path), str(path))
+        return read_text(read_content(path), str(path))
     except UnreadableError as error:
         return None, [replace(error.problem, file=str(path))]
 
@@ -202,7 +202,7 @@ class _InventoryFile(DocumentModel):
 def read_inventory(path: Path) -> tuple[dict[str, HostGroup], list[Problem]]:
     """Return the groups in the inventory at `path` and every problem. `.yaml`, `.yml` and `.json` are YAML, and anything else is INI."""
     try:
-        text = _read_content(path).removeprefix("\ufeff")
+        text = read_content(path).removeprefix("\ufeff")
         if path.suffix.lower() in (".yaml", ".yml", ".json"):
             groups, problems = _read_tree(text, str(path), aliases=True, model=_InventoryFile)
         else:
@@ -219,7 +219,7 @@ def read_inventory(path: Path) -> tuple[dict[str, HostGroup], list[Problem]]:
 def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
     """Return the mapping in the file at `path` and every problem. See `read_mapping`."""
     try:
-        return read_values_text(_read_content(path), str(path))
+        return read_values_text(read_content(path), str(path))
     except UnreadableError as error:
         return None, [replace(error.problem, file=str(path))]
 
@@ -259,13 +259,13 @@ def _not_a_mapping(root: Node, wanted: str, file: str | None) -> Problem:
     return Problem("wrong-type", line=root.line, column=root.column, message=f"{wanted}, not {given}", file=file)
 
 
-def _read_content(path: Path, max_bytes: int = MAX_BYTES) -> str:
+def read_content(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """Return the text of a file. Raises UnreadableError if it cannot be read."""
     try:
         with path.open("rb") as stream:
             content = stream.read(max_bytes + 1)
     except IsADirectoryError:
-        raise UnreadableError(Problem("unreadable", message="this is a directory", hint="give the path of a YAML or JSON file")) from None
+        raise UnreadableError(Problem("unreadable", message="this is a directory", hint="give the path of a file")) from None
     except FileNotFoundError:
         raise UnreadableError(Problem("unreadable", message="the file does not exist", hint="check the path")) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 from pydantic import JsonValue
 
+from plan_adapter.gates.freezes import Override
 from plan_adapter.gates.policy import EffectivePolicy, intersect
 from plan_adapter.gates.quorum import nobody_is_named, why_quorum_out_of_reach
-from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, GateKind, GatePolicy
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, FreezeOverride, Gate, GateKind, GatePolicy
 from plan_adapter.model.errors import ContentChangedError, InvalidAnswerError, NotApprovedError
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import ApprovalPolicy
@@ -139,16 +140,20 @@ def gate_policy_of(
     revised_by: str = "",
     step_id: str | None = None,
     kind: GateKind = "approval",
+    overrides: tuple[FreezeOverride, ...] = (),
 ) -> GatePolicy:
     """Return the gate policy of `plan`, or of the gate of a step: the stricter of its own policy and `policy`, with groups as names.
 
-    The largest quorum of the plans there and of `policy` applies to an approval. One person answers any other `kind` of gate.
+    The largest quorum of the plans there and of `policy` applies to an approval. One person answers any other `kind` of gate. `overrides`
+    are the change freezes that an approval of the plan overrides, which restrict it to the people whom `policy` names for that.
     """
     step = None if step_id is None else plan.find_step(step_id)
     policies, stored = plan.policies_at(step), policy.stored
     named, proofs = None, None
     for names in plan.approvers_at(step_id):
         named = intersect(named, policy.members(names))
+    for override in (overriding := _deciders(policy, overrides)):
+        named = intersect(named, tuple(policy.members(override.approvers) or ()))
     for own in policies:
         proofs = intersect(proofs, tuple(own.known_by) or None)
     approvers, known_by, excluded_by = intersect(named, policy.approvers), intersect(proofs, policy.known_by), ""
@@ -159,7 +164,7 @@ def gate_policy_of(
     return GatePolicy(
         approvers=approvers,
         known_by=known_by,
-        quorum=max(policy.quorum, *(own.quorum for own in policies), 1) if kind == "approval" else 1,
+        quorum=max(policy.quorum, *(own.quorum for own in (*policies, *overriding)), 1) if kind == "approval" else 1,
         self_approval=all(own.self_approval for own in policies) and policy.self_approval,
         requested_by=requested_by,
         revised_by=revised_by,
@@ -167,7 +172,14 @@ def gate_policy_of(
         remind_after_ms=next((own.remind_after_ms for own in policies if own.remind_after_ms), 0),
         release=(plan.approval or ApprovalPolicy()).release,
         excluded_by=excluded_by,
+        overrides=overrides,
     )
+
+
+def _deciders(policy: EffectivePolicy, overrides: tuple[FreezeOverride, ...]) -> list[Override]:
+    """Return who decides about `overrides` as the policy is now: nobody about a freeze that can no longer be overridden."""
+    names = {each.name for each in overrides}
+    return [freeze.override or Override() for freeze in policy.stored.freezes if freeze.name in names]
 
 
 def with_current_policy(
@@ -181,10 +193,12 @@ def with_current_policy(
     if policy.number is None:
         return gate_policy
     requested_by, revised_by = gate_policy.requested_by, gate_policy.revised_by
-    today = gate_policy_of(plan, policy, requested_by=requested_by, revised_by=revised_by, step_id=step_id, kind=kind)
+    overrides = gate_policy.overrides
+    today = gate_policy_of(plan, policy, requested_by=requested_by, revised_by=revised_by, step_id=step_id, kind=kind, overrides=overrides)
     approvers = gate_policy.approvers
     if approvers is not None and today.approvers is not None:
-        named = (*(name for names in plan.approvers_at(step_id) for name in names), *policy.named)
+        lists = [*plan.approvers_at(step_id), *(override.approvers for override in _deciders(policy, overrides))]
+        named = (*(name for names in lists for name in names), *policy.named)
         members = [member for name in named for member in policy.groups.get(name, ()) if member in today.approvers]
         approvers = tuple(dict.fromkeys((*approvers, *members)))
     return strictest(replace(gate_policy, approvers=approvers), today)

@@ -10,6 +10,9 @@ from pydantic import ConfigDict, Field, JsonValue, field_validator
 
 from plan_adapter.documents import read_typed
 from plan_adapter.documents.typed import build
+from plan_adapter.gates.calendars import is_calendar
+from plan_adapter.gates.freeze_problems import CODE, find_freeze_problems, read_calendars
+from plan_adapter.gates.freezes import Freeze
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import people_in
 from plan_adapter.model.errors import InvalidPlanError
@@ -54,6 +57,8 @@ class Policy(DocumentModel):
     """Whether a plan's `require_approval: false` and `auto_approve: true` are honored."""
     allowed_signers: list[str] = Field(default_factory=list)
     """The accepted SSH keys, one line each as in ssh-keygen's ALLOWED SIGNERS. A file named by the environment is ignored."""
+    freezes: list[Freeze] = Field(default_factory=list)
+    """When runs of some plans do not start."""
 
     @field_validator("allowed_signers", mode="before")
     @classmethod
@@ -62,36 +67,51 @@ class Policy(DocumentModel):
 
     def to_document(self) -> dict[str, JsonValue]:
         """Return the policy as JSON, without omitted fields."""
-        return self.model_dump(mode="json", exclude_unset=True)
+        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
 def read_policy(path: str | Path) -> Policy:
-    """Return the policy in a YAML or JSON file. Raise InvalidPlanError, which lists every problem with its line and column."""
+    """Return the policy in a YAML or JSON file, with the texts of its calendars, whose paths are relative to the file.
+
+    Raises InvalidPlanError, which lists every problem with its line and column.
+    """
     file = read_typed(path, Policy)
-    if problems := file.all_problems(() if file.problems else _find_mistakes(file.value)):
+    if file.problems:
+        raise InvalidPlanError(file.all_problems(()))
+    freezes, unread = read_calendars(file.value.freezes, Path(path).parent)
+    if problems := file.all_problems([*_find_mistakes(file.value), *unread]):
         raise InvalidPlanError(problems)
-    return file.value
+    return file.value.model_copy(update={"freezes": freezes}) if freezes else file.value
 
 
 def policy_of(document: dict[str, JsonValue]) -> Policy:
     """Return the policy that the store keeps as `document`. Raise InvalidPlanError, which lists every problem."""
     policy, problems = build(document, Policy)
-    if problems := problems or _find_mistakes(policy):
+    if problems := problems or [*_find_mistakes(policy), *_calendars_without_text(policy)]:
         raise InvalidPlanError(problems)
     return policy
 
 
+def _calendars_without_text(policy: Policy) -> list[Problem]:
+    message = "the text of the calendar is missing"
+    without = [index for index, freeze in enumerate(policy.freezes) if freeze.calendar is not None and not is_calendar(freeze.calendar)]
+    return [Problem(CODE, at=f"freezes[{index}].calendar", message=message, hint="read the policy with `read_policy`") for index in without]
+
+
 def _find_mistakes(policy: Policy) -> list[Problem]:
-    return [*_bad_names(policy), *_bad_quorum(policy), *_bad_signers(policy)]
+    return [*_bad_names(policy), *_bad_quorums(policy), *_bad_signers(policy), *find_freeze_problems(policy.freezes)]
 
 
-def _bad_quorum(policy: Policy) -> list[Problem]:
-    """Return the problem of a policy that demands more approvals than it has approvers. Without approvers, the plans name them."""
-    able = people_in(EffectivePolicy(groups=policy.groups).members(policy.approvers) or ())
-    if not able or len(able) >= policy.quorum:
-        return []
-    message = f"{policy.quorum} different people must approve, and `approvers` names only {' and '.join(able)}"
-    return [Problem("bad-quorum", at="quorum", message=message, hint="name more approvers, or lower the quorum")]
+def _bad_quorums(policy: Policy) -> list[Problem]:
+    """Return the problem of each quorum that is larger than its approvers. Without approvers, the plans name them."""
+    overrides = [(f"freezes[{index}].override.quorum", freeze.override) for index, freeze in enumerate(policy.freezes)]
+    found, groups = list[Problem](), EffectivePolicy(groups=policy.groups)
+    for at, part in [("quorum", policy), *((at, override) for at, override in overrides if override is not None)]:
+        able = people_in(groups.members(part.approvers) or ())
+        if able and len(able) < part.quorum:
+            message = f"{part.quorum} different people must approve, and `approvers` names only {' and '.join(able)}"
+            found.append(Problem("bad-quorum", at=at, message=message, hint="name more approvers, or lower the quorum"))
+    return found
 
 
 def _bad_names(policy: Policy) -> list[Problem]:
@@ -103,6 +123,12 @@ def _bad_names(policy: Policy) -> list[Problem]:
             ("bad-value", f"{join('groups', group)}[{index}]", name)
             for group, members in policy.groups.items()
             for index, name in enumerate(members)
+        ),
+        *((CODE, f"freezes[{index}].name", freeze.name) for index, freeze in enumerate(policy.freezes)),
+        *(
+            ("bad-approver", f"freezes[{index}].override.approvers[{number}]", name)
+            for index, freeze in enumerate(policy.freezes)
+            for number, name in enumerate(freeze.override.approvers if freeze.override is not None else ())
         ),
     ]
     hint = "write the name without white space around it and without invisible characters"

@@ -17,8 +17,8 @@ from plan_adapter.model.options import CallKind, Expiry, Input
 Resolution: TypeAlias = Literal["done", "again", "abort"]
 """A person's answer about an unknown outcome: it was done; it was not, run it again; end the run here."""
 
-OperatorRequestKind: TypeAlias = Literal["skip", "run_from", "rollback"]
-"""What an operator can request outside a gate: skip steps, run from a skipped step after all, or roll the run back."""
+OperatorRequestKind: TypeAlias = Literal["skip", "run_from", "rollback", "override_freeze"]
+"""What an operator can request outside a gate: skip steps, run from a skipped step after all, roll the run back, or override a freeze."""
 
 Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
 """An answer at a gate. Each closes its gate; only `approve` lets anything run."""
@@ -144,6 +144,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class FreezeOverride:
+    """A change freeze that an approval at a gate overrides."""
+
+    name: str
+    until: datetime  # when the freeze ends, and the override with it
+
+
+@dataclass(frozen=True, slots=True)
 class GatePolicy:
     """What an answer must satisfy. It combines the plan's policy and the settings as they were when the gate opened."""
 
@@ -157,6 +165,7 @@ class GatePolicy:
     remind_after_ms: int = 0
     release: bool = False
     excluded_by: str = ""  # the environment variable that leaves nobody, or no proof, to answer with
+    overrides: tuple[FreezeOverride, ...] = ()  # the change freezes that an approval overrides
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,6 +225,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "More people must approve than the plan names, or it names none. `quorum` counts different people among `approvers`; a group "
             "counts as its members. As a warning: no run starts unless one of the names is a group with enough members."
         ),
+        "bad-freeze": (
+            "A change freeze of a policy says no period, or more than one kind of it, ends before it starts, never starts, has a time zone "
+            "that does not exist, or a calendar that cannot be read."
+        ),
         "bad-operator": (
             "A name under `operators` is empty, or contains invisible characters or spaces around it, so it can match nobody. Write "
             "names, groups and deployments (`flow/deployment`) exactly as in the settings, the policy and Prefect."

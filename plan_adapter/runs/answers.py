@@ -28,6 +28,7 @@ from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate
 from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun, Receipt
+from plan_adapter.runs.frozen import overridden_by
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.redaction import without_secrets
 from plan_adapter.store.store import PlanStore
@@ -51,7 +52,8 @@ async def _why_stale_under(
     policy: EffectivePolicy, answer: Approval, gate_id: str, plan: ExecutionPlan, run: PlanRun, store: PlanStore
 ) -> str | None:
     kind = "approval" if answer.result is None else "question"
-    gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=answer.step_id, kind=kind)
+    overrides = await overridden_by(answer, store) if policy.stored.freezes else ()
+    gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=answer.step_id, kind=kind, overrides=overrides)
     if (reason := refusal(gate_policy, recorded_identity(answer), decision=answer.decision)) is not None:
         return reason
     if is_signed(answer):

@@ -23,6 +23,7 @@ _REFUSED: dict[OperatorRequestKind, str] = {
     "skip": "the step is not skipped",
     "run_from": "the skipped step does not run",
     "rollback": "the run is not rolled back",
+    "override_freeze": "the freeze is not overridden",
 }
 
 
@@ -92,11 +93,13 @@ async def record_operator_request(
     """Record a request about `steps`, or about the whole run if `steps` is empty, under the identity in `run_request`.
 
     If `rollback_needs_approver`, the requester must be allowed to approve these steps, or `plan`, with the proof that is demanded there.
+    Anyone may request to override a freeze: the gate of the plan then asks those who decide that.
     Raises NotApprovedError, which is also written to the audit log. Raises RunConflictError if the run has changed in the meantime.
     """
     policy = await store.policy.effective(run_request.settings)
     places = [gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=step_id) for step_id in steps or [None]]
-    gate_policy = strictest(*places) if rollback_needs_approver else GatePolicy()
+    is_open = kind == "override_freeze" or not rollback_needs_approver
+    gate_policy = GatePolicy() if is_open else strictest(*places)
     digest = await store.operator_requests.digest_of(run.id, kind, steps)
     request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, gate_policy=gate_policy, operator_request=kind)
     identity, because = _requester(run_request), escape_unstorable(because)
@@ -144,7 +147,11 @@ def _permission_hint(kind: OperatorRequestKind, steps: Sequence[str], run: PlanR
     """Return how a caller without a proof of identity can make the request: the command and its options."""
     if identity.has_proof:
         return ""
-    flags = {"skip": "".join(f" --skip {step_id}" for step_id in steps) + " --note …", "run_from": f" --from {''.join(steps)}"}
+    flags = {
+        "skip": "".join(f" --skip {step_id}" for step_id in steps) + " --note …",
+        "run_from": f" --from {''.join(steps)}",
+        "override_freeze": " --override-freeze …",
+    }
     command = rollback_command(run) if kind == "rollback" else resume_command(run) + flags[kind]
     proofs = proof_options(gate_policy, command, by=identity.by, decision="approve")
     if proofs:

@@ -8,6 +8,7 @@ from plan_adapter.gates.approval import (
     ApprovedPlan,
     approval_not_required,
     approved_plan,
+    approves_in_advance,
     gate_policy_of,
     gated_steps,
     group_notices,
@@ -31,6 +32,7 @@ from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.runs.answers import earlier_answer_notices, why_stale
 from plan_adapter.runs.folders import folder_text, in_folder, move_text
+from plan_adapter.runs.frozen import Frozen, frozen_now, refuse_frozen, still_frozen
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.secret_lookup import missing_secret_notices
@@ -49,27 +51,55 @@ MAX_PENDING = 200
 async def is_answered(
     bound: BoundPlan, store: PlanStore, run_request: RunRequest, policy: EffectivePolicy, *, run: PlanRun | None = None
 ) -> bool:
-    """Return whether the plan needs no approval, already has an answer (also at a gate of `run`), or has somebody to ask."""
-    if not requires_approval(bound.validated.plan, policy):
+    """Return whether the plan needs no approval, already has an answer (also at a gate of `run`), or has somebody to ask.
+
+    While a change freeze is to be overridden, only an answer at a gate of `run` counts that overrides it.
+    """
+    frozen = await frozen_now(bound.validated.plan, store, policy, run=run, asked=run_request.override_freeze)
+    if not requires_approval(bound.validated.plan, policy) and not frozen.overrides:
         return True
-    if run_request.approval is not None or run_request.approver is not None or run_request.asks_in_form:
+    has_advance = run_request.approval is not None and not frozen.overrides
+    if has_advance or run_request.approver is not None or run_request.asks_in_form:
         return True
-    if run is not None and await _last_answer(run, bound, store, run_request.settings) is not None:
+    if run is not None and await _last_answer(run, bound, store, run_request.settings, frozen) is not None:
         return True
+    if frozen.overrides:
+        return False
     if gate_policy_of(bound.validated.plan, policy, requested_by="").quorum > 1:  # people approve at the gate
         return False
     return await store.ledger.find_approval(bound.approval_digest, context=run_request.context) is not None
 
 
-def refuse_quorum_out_of_reach(bound: BoundPlan, policy: EffectivePolicy, *, requested_by: str) -> None:
-    """Return if enough people may approve at each gate of a run that `requested_by` starts; raise NotApprovedError otherwise."""
+async def refuse_frozen_start(
+    bound: BoundPlan, store: PlanStore, run_request: RunRequest, policy: EffectivePolicy, *, run: PlanRun | None = None
+) -> Frozen:
+    """Return the change freezes in force. Raise NotApprovedError if the plan does not start, or `run` does not resume, because of them.
+
+    Nothing keeps a run from starting if an approval of it overrides every freeze, or if people are to be asked for one.
+    """
+    frozen = await frozen_now(bound.validated.plan, store, policy, run=run, asked=run_request.override_freeze)
+    answers = [] if run is None or not frozen.active else await _answers(run, bound, store)
+    left = await still_frozen(frozen.active, next(reversed(answers), None), store)
+    refuse_frozen(frozen, left, run=run)
+    if left and frozen.overrides and approves_in_advance(run_request.approver):
+        raise NotApprovedError("an override of a change freeze is approved by people who see it at the gate, never in advance")
+    return frozen
+
+
+def refuse_quorum_out_of_reach(bound: BoundPlan, policy: EffectivePolicy, *, requested_by: str, frozen: Frozen) -> None:
+    """Return if enough people may approve at each gate of a run that `requested_by` starts; raise NotApprovedError otherwise.
+
+    `frozen` has the change freezes that an approval of the plan is to override.
+    """
     plan = bound.validated.plan
-    asking = [*([None] if requires_approval(plan, policy) else []), *gated_steps(bound.validated, policy)]
+    asks = requires_approval(plan, policy) or bool(frozen.overrides)
+    asking = [*([None] if asks else []), *gated_steps(bound.validated, policy)]
     for step_id in asking:
         step = plan.find_step(step_id)
         if step is not None and step.ask is not None:
             continue
-        gate_policy = gate_policy_of(plan, policy, requested_by=requested_by, step_id=step_id)
+        overrides = frozen.overrides if step_id is None else ()
+        gate_policy = gate_policy_of(plan, policy, requested_by=requested_by, step_id=step_id, overrides=overrides)
         if (why := why_quorum_out_of_reach(gate_policy)) is not None:
             where = "of the plan" if step_id is None else f"of step `{one_line(step_id)}`"
             raise NotApprovedError(f"the gate {where} could never be passed, so the run does not start: {why}")
@@ -95,7 +125,11 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
     content, and if the caller waits but there is nobody to ask.
     """
     while True:
-        answer = await _find_answer(bound, run, keeper)
+        policy = await keeper.store.policy.effective(keeper.run_request.settings)
+        if run.started_at is None and (refused := await _why_frozen(bound, run, keeper, policy)) is not None:
+            await end_unapproved(run, keeper.store, RunReason.CANCELLED, refused)
+            return None
+        answer = await _find_answer(bound, run, keeper, policy)
         if answer is None:
             try:
                 answer = await _ask_at_gate(bound, run, keeper)
@@ -118,6 +152,15 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
                     raise ApprovalRequiredError(f"{changes_text(answer)}; submit a new version with `plan revise {run.id} FILE`")
             case _:
                 assert_never(answer.decision)
+
+
+async def _why_frozen(bound: BoundPlan, run: PlanRun, keeper: GateKeeper, policy: EffectivePolicy) -> str | None:
+    """Return why a change freeze keeps `run` from starting, or None."""
+    try:
+        await refuse_frozen_start(bound, keeper.store, keeper.run_request, policy, run=run)
+    except NotApprovedError as error:
+        return str(error)
+    return None
 
 
 async def _close_plan_gates(run: PlanRun, store: PlanStore) -> None:
@@ -159,7 +202,9 @@ async def refuse_approver(
     revisions = [] if run is None else await store.revisions.of_run(run.id)
     requested_by = run_request.requested_by if run is None else run.requested_by or ""
     revised_by = revisions[-1].by if revisions else ""
-    run_request.approver.check_policy(gate_policy_of(bound.validated.plan, policy, requested_by=requested_by, revised_by=revised_by))
+    plan = bound.validated.plan
+    overrides = (await frozen_now(plan, store, policy, run=run, asked=run_request.override_freeze)).overrides
+    run_request.approver.check_policy(gate_policy_of(plan, policy, requested_by=requested_by, revised_by=revised_by, overrides=overrides))
 
 
 async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
@@ -212,15 +257,16 @@ async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, mess
     await store.ledger.update(run)
 
 
-async def _find_answer(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
+async def _find_answer(bound: BoundPlan, run: PlanRun, keeper: GateKeeper, policy: EffectivePolicy) -> Approval | None:
     """Return an answer that exists already, or None if somebody has to be asked."""
     store, run_request, plan = keeper.store, keeper.run_request, bound.validated.plan
-    answer = await _last_answer(run, bound, store, run_request.settings)
-    if answer is not None:
+    frozen = await frozen_now(plan, store, policy, run=run)
+    answer = await _last_answer(run, bound, store, run_request.settings, frozen)
+    if answer is not None or frozen.overrides:  # nobody overrides a freeze in advance
         return answer
     if run_request.approval is not None:
         return await _check_given_answer(run_request.approval, bound, run, keeper)
-    if not requires_approval(plan, await store.policy.effective(run_request.settings)):
+    if not requires_approval(plan, policy):
         return approval_not_required(bound, now=await store.now())
     if (await _gate_policy_now(bound, run, keeper)).quorum == 1:  # otherwise people approve at the gate
         waiting = await store.ledger.find_approval(bound.approval_digest, context=_context_of(run))
@@ -235,13 +281,15 @@ def _context_of(run: PlanRun) -> RunContext:
     return RunContext(agent_id=run.agent_id, org_id=run.org_id, tenant_id=run.tenant_id, task_id=run.task_id)
 
 
-async def _last_answer(run: PlanRun, bound: BoundPlan, store: PlanStore, settings: Settings) -> Approval | None:
+async def _last_answer(run: PlanRun, bound: BoundPlan, store: PlanStore, settings: Settings, frozen: Frozen) -> Approval | None:
     """Return the last answer about exactly this content that was given at a gate of `run` or that the run has used.
 
-    Returns None for a request for changes and for a stale approval.
+    Returns None for a request for changes, for a stale approval, and for one that does not override the change freezes as asked.
     """
     last = next(reversed(await _answers(run, bound, store)), None)
     if last is None or last.decision == "request_changes":
+        return None
+    if last.decision == "approve" and frozen.overrides and await still_frozen(frozen.overridable, last, store):
         return None
     return last if await why_stale(last, bound.validated.plan, run, store, settings) is None else None
 
@@ -345,7 +393,14 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
     plan = bound.validated.plan
     answers, revisions = await store.approvals(run.id), await store.revisions.of_run(run.id)
     policy = await store.policy.effective(settings)
-    gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
+    frozen = await frozen_now(plan, store, policy, run=run)
+    gate_policy = gate_policy_of(
+        plan,
+        policy,
+        requested_by=run.requested_by or "",
+        revised_by=revisions[-1].by if revisions else "",
+        overrides=frozen.overrides,
+    )
     changes, stale = await earlier_answer_notices(await _answers(run, bound, store), plan, run, store, settings)
     await _record_waiting(run, store, message="; ".join(stale) or None)
     replaced = version_to_compare(revisions, answers)
@@ -363,6 +418,7 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
         origin=await _origin_lines(run, [revision.digest for revision in revisions], store),
         folder="" if run.folder is None else folder_text(run.folder),
         notices=[
+            *frozen.notices(started=run.started_at is not None and not frozen.overrides),
             *([] if moved is None else [f"{moved[0].upper()}{moved[1:]}."]),
             *changes,
             *stale,

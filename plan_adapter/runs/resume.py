@@ -18,8 +18,16 @@ from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.model.triggers import EVENT_PARAMETER, UnusedEvent
 from plan_adapter.runs.cancel import apply_cancellation, is_cancelled
 from plan_adapter.runs.folders import in_folder, move_target, refuse_elsewhere, refuse_rollback_elsewhere
-from plan_adapter.runs.operator_requests import choices_of, with_operator_requests
-from plan_adapter.runs.plan_approval import end_overdue, is_answered, missing_approval_error, open_detached_gate, refuse_approver
+from plan_adapter.runs.frozen import frozen_now
+from plan_adapter.runs.operator_requests import choices_of, record_operator_request, with_operator_requests
+from plan_adapter.runs.plan_approval import (
+    end_overdue,
+    is_answered,
+    missing_approval_error,
+    open_detached_gate,
+    refuse_approver,
+    refuse_frozen_start,
+)
 from plan_adapter.runs.replan import tools_of_plan
 from plan_adapter.runs.resolve import refuse_running_commands
 from plan_adapter.runs.run_rollback import refuse_unknown_outcome_to_roll_back, roll_back, with_approved_rollbacks
@@ -174,9 +182,15 @@ async def reopen_plan_gate(
         raise await missing_approval_error(bound, store, run_request.settings, run=run)
     if bound.approval_digest != run.approval_digest:
         run = await adopt_tools(bound, run, store, by=run_request.requested_by)
-    if is_waiting and not any(gate.step_id is None for gate in await store.gates.find(run_id=run.id)):
+    if is_waiting and not await _is_asked(bound, run, store, policy):
         await open_detached_gate(bound, run, store, run_request.settings)
     return run, is_waiting
+
+
+async def _is_asked(bound: BoundPlan, run: PlanRun, store: PlanStore, policy: EffectivePolicy) -> bool:
+    """Return whether the plan gate of `run` is open, and overrides the change freezes as somebody asks for."""
+    overrides = (await frozen_now(bound.validated.plan, store, policy, run=run)).overrides
+    return any(gate.step_id is None and gate.gate_policy.overrides == overrides for gate in await store.gates.find(run_id=run.id))
 
 
 async def execute_resume(
@@ -216,6 +230,10 @@ async def execute_resume(
         moved_to = move_target(run_request.settings, run) if action is execute_run else None
         bound = bind_recorded_plan(run, plan, tools, moved_to=moved_to)
         run_request = replace(run_request, tools=tools)
+        if action is execute_run:
+            frozen = await refuse_frozen_start(bound, opened, run_request, policy, run=run)
+            if run_request.override_freeze is not None and frozen.active:
+                await record_operator_request("override_freeze", (), run_request.override_freeze, run, plan, opened, run_request)
         asks = action is execute_run and await needs_approval(bound, run, opened, run_request, policy)
         if options is not None:
             history = await with_operator_requests(run, bound.validated, history, options, opened, run_request)
@@ -273,6 +291,8 @@ async def execute_in_flow(
             if action is not execute_run:
                 bound = await with_approved_rollbacks(bound, run, history, opened)
             else:
+                if run.started_at is not None:  # else its plan gate says that it is refused
+                    await refuse_frozen_start(bound, opened, run_request, policy, run=run)
                 await refuse_missing_requirements(bound, run, history, run_request)
                 if bound.approval_digest != run.approval_digest:
                     run = await adopt_tools(bound, run, opened, by=run_request.requested_by)

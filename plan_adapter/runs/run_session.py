@@ -82,6 +82,7 @@ class RunRequest:
     identity: Requester | None = None  # who makes an operator request; None: `requested_by`, without proof
     server: Server | None = None  # one that has just responded; None: the server in the settings
     run_id: str | None = None  # of the run to create; None: a new id
+    override_freeze: str | None = None  # why a change freeze is to be overridden, which people then have to approve
 
     def __post_init__(self) -> None:
         """Raise TypeError for an approver that cannot be asked, and for an approval, hooks or a context of another type."""

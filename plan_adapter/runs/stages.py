@@ -52,7 +52,7 @@ async def execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> BoundP
         policy = await store.policy.effective(settings)
         scope = scope_of(approved, keeper, recorder, cluster=cluster, goal_model=goal_model, policy=policy)
         scope.notify("run_started")
-        return await Start(scope, keeper).execute()
+        return await Start(scope, keeper, policy).execute()
 
 
 async def _claim(approved: ApprovedPlan, session: RunSession) -> Recorder:
@@ -73,6 +73,7 @@ class Start:
 
     scope: RunScope
     keeper: GateKeeper
+    policy: EffectivePolicy  # as of this start
     version: BoundPlan | None = None  # the new version that a failure led to
     replan_failure: str | None = None  # why there is none, although the plan wants one
     rollback: Rollback | None = None  # of a run that is rolled back
@@ -101,7 +102,7 @@ class Start:
         """Execute the steps once it is the run's turn. Without its turn, `scope.stop` says why, and nothing else follows."""
         scope, store, backend = self.scope, self.keeper.store, self.keeper.session.backend
         async with watch_run(scope, store, partial(store.ledger.cancel_request, scope.run.id), backend.cancellation):
-            may_start = await wait_for_turn(scope, store)
+            may_start = await wait_for_turn(scope, store, self.policy, self.keeper.run_request.settings)
             await execute(scope, backend.run_step)
         return may_start
 

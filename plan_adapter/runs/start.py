@@ -17,13 +17,16 @@ from plan_adapter.model.plan import new_id
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunOutcome
 from plan_adapter.runs.folders import current_folder
+from plan_adapter.runs.frozen import Frozen
 from plan_adapter.runs.keeper import GateKeeper
+from plan_adapter.runs.operator_requests import record_operator_request
 from plan_adapter.runs.plan_approval import (
     approve_run,
     is_answered,
     missing_approval_error,
     open_detached_gate,
     refuse_approver,
+    refuse_frozen_start,
     refuse_quorum_out_of_reach,
 )
 from plan_adapter.runs.run_session import (
@@ -182,12 +185,15 @@ async def new_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *
     )
 
 
-async def refuse_unready(bound: BoundPlan, run_request: RunRequest, policy: EffectivePolicy) -> None:
-    """Raise if a new run lacks what it needs: a model, Dask, secrets, or enough people who may approve."""
+async def refuse_unready(bound: BoundPlan, run_request: RunRequest, policy: EffectivePolicy, frozen: Frozen | None = None) -> None:
+    """Raise if a new run lacks what it needs: a model, Dask, secrets, or enough people who may approve.
+
+    `frozen` has the change freezes that an approval is to override.
+    """
     refuse_without_model(bound.validated, run_request)
     refuse_without_dask(bound.validated)
     await refuse_missing_secrets(bound.validated, run_request.settings)
-    refuse_quorum_out_of_reach(bound, policy, requested_by=run_request.requested_by)
+    refuse_quorum_out_of_reach(bound, policy, requested_by=run_request.requested_by, frozen=frozen or Frozen())
 
 
 async def execute_plan(
@@ -205,15 +211,19 @@ async def execute_plan(
     async with opened_store(store, run_request.settings) as opened:
         policy = await opened.policy.effective(run_request.settings)
         refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
+        frozen = await refuse_frozen_start(bound, opened, run_request, policy)
         server = None if offline else await server_of(run_request)
         answered = await is_answered(bound, opened, run_request, policy)
         if not answered and not record_pending:
             raise await missing_approval_error(bound, opened, run_request.settings)
         with look_up_secrets_on(server):
-            await refuse_unready(bound, run_request, policy)
+            await refuse_unready(bound, run_request, policy, frozen)
             await refuse_approver(bound, opened, run_request, policy)
             await refuse_turn(bound, opened, run_request.context)
             run = await create_run(bound, opened, run_request)
+            if run_request.override_freeze is not None and frozen.active:
+                because = run_request.override_freeze
+                await record_operator_request("override_freeze", (), because, run, bound.validated.plan, opened, run_request)
             if not answered and server is None:
                 await open_detached_gate(bound, run, opened, run_request.settings)
                 return run

@@ -29,6 +29,7 @@ from plan_adapter.model.record import AUTHOR, GroupItem, PlanRun
 from plan_adapter.model.rounds import RoundRecord, rounds_of
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs.answers import earlier_answer_notices, why_stale
+from plan_adapter.runs.frozen import frozen_now
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.plan_approval import gate_context
 from plan_adapter.runs.standing import approve_call_by_standing
@@ -110,6 +111,7 @@ class CallGates:
             keeper.store,
             keeper.run_request.settings,
         )
+        frozen = await frozen_now(self._plan, keeper.store, policy)
         text = step_gate_text(
             self.approved.bound,
             call.step,
@@ -126,7 +128,7 @@ class CallGates:
             results={step.id: step.result for step in before} | {step_id: end["result"] for step_id, end in call.before.items()},
             ends={step.id: tr(step.status.value) + (f": {step.reason}" if step.reason else "") for step in before}
             | {step_id: tr(str(end["status"])) for step_id, end in call.before.items()},
-            notices=[*changes, *stale, *group_notices(self._plan, policy, call.step.id)],
+            notices=[*frozen.notices(started=True), *changes, *stale, *group_notices(self._plan, policy, call.step.id)],
             gated=gated_steps(self.approved.bound.validated, policy),
             rounds=await self._rounds_before(call),
             ended_items=await self._ended_items(call),

@@ -1,10 +1,13 @@
-"""The turn of an approved run: it starts in its run window, once no other run has its concurrency key."""
+"""The turn of an approved run: it starts outside change freezes, in its run window, once no other run has its concurrency key."""
 
 import asyncio
 from datetime import UTC, datetime
 
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.expressions import Variables
+from plan_adapter.gates.freezes import why_refused
+from plan_adapter.gates.policy import EffectivePolicy
+from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import InvalidPlanError, RunConflictError
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import one_line
@@ -12,6 +15,7 @@ from plan_adapter.model.record import RunContext
 from plan_adapter.model.run_window import next_opening
 from plan_adapter.model.status import StepStatus
 from plan_adapter.runs.ending import finally_steps_of
+from plan_adapter.runs.frozen import frozen_now, still_frozen
 from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
@@ -45,14 +49,15 @@ async def refuse_turn(bound: BoundPlan, store: PlanStore, context: RunContext) -
         raise RunConflictError(f"{_busy_message(before[0], key)}: wait for it to end, or `plan cancel {before[0].id}`")
 
 
-async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:
-    """Return whether the run may start. Waits for its run window and its concurrency key if the plan says so.
+async def wait_for_turn(scope: RunScope, store: PlanStore, policy: EffectivePolicy, settings: Settings) -> bool:
+    """Return whether the run may start. Waits for the end of change freezes, its run window and its concurrency key, as they say.
 
+    `policy` is the one of this start. While the run waits, it is read again.
     Otherwise `scope.stop` says why it does not start: it is refused, or was cancelled while it waited. Its `finally` steps are skipped
     then, because nothing was done that they could clean up.
     """
     while not scope.stop.is_set:
-        message, is_refused = await _find_obstacle(scope, store)
+        message, is_refused = await _find_obstacle(scope, store, policy)
         if is_refused:
             scope.stop.set("cancelled", message)
             break
@@ -60,15 +65,20 @@ async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:
         if not message:
             return True
         await asyncio.wait({scope.stop.future}, timeout=POLL_SECONDS)
+        policy = await store.policy.effective(settings)
     for step in finally_steps_of(scope):
         step.status, step.reason, step.completed_at = StepStatus.SKIPPED, scope.stop.message, scope.recorder.now()
         scope.recorder.step_ended(step)
     return False
 
 
-async def _find_obstacle(scope: RunScope, store: PlanStore) -> tuple[str, bool]:
+async def _find_obstacle(scope: RunScope, store: PlanStore, policy: EffectivePolicy) -> tuple[str, bool]:
     """Return why the run cannot start now, and whether it is refused. The text is empty if it can start; the run then has its key."""
     bound = scope.approved.bound
+    frozen = await frozen_now(bound.validated.plan, store, policy)
+    if left := await still_frozen(frozen.active, scope.approved.approval, store):
+        refused = why_refused(left)
+        return (left[0].text, False) if refused is None else (refused, True)
     window, concurrency = bound.validated.plan.options.run_window, bound.validated.plan.concurrency
     if window is not None and (opens := next_opening(window, datetime.now(UTC))) is not None:
         return _closed_message(opens), window.outside == "refuse"

@@ -18,9 +18,9 @@ from plan_adapter.store.database.rows import Row, answers_of, attempt_of, batche
 from plan_adapter.store.database.tables import approvals, attempts, audit, receipts, revisions, tombstones
 from plan_adapter.store.database.tables import runs as run_table
 from plan_adapter.store.plans import seen_by, versions_by_content
-from plan_adapter.store.proof.entries import AuditKind
+from plan_adapter.store.proof.entries import OPERATOR_REQUEST_KINDS, AuditKind
 
-_EVENTS: tuple[AuditKind, ...] = ("always_executed", "skip_requested", "run_from_requested", "rollback_requested", "erased", "refused")
+_EVENTS: tuple[AuditKind, ...] = ("always_executed", *OPERATOR_REQUEST_KINDS.values(), "erased", "refused")
 """The entries of the audit log that can be deviations. Other deviations are read from the rows that they describe."""
 
 _ATTEMPT_COLUMNS = tuple(attempts.c[name] for name in ("id", "run_id", "step_id", "item", "number", "kind", "label", "tool_name"))

@@ -61,7 +61,7 @@ class Gates(StorePart):
         """Open `gate` for this process and return it as stored. Times follow the database's clock; `timeout_ms` 0 means no limit.
 
         An open gate for the same run, step, item and content is reused: it keeps its id, times and policy, gets the new text, and counts
-        one more opening. An open gate for other content is closed as superseded.
+        one more opening. An open gate for other content, or that overrides other change freezes, is closed as superseded.
 
         Raises RunConflictError if another living process of this host waits there, and for a run that does not exist or has ended. Raises
         LeaseLostError for a step gate if this store claimed the run and another process has taken it over.
@@ -89,7 +89,7 @@ class Gates(StorePart):
             if other.is_alive and not is_claimed:
                 raise RunConflictError(f"process {other.pid} on this host waits at this gate of run {gate.run_id}; answer there, or end it")
         signal(connection)
-        if kept is not None and kept["approval_digest"] == gate.approval_digest:
+        if kept is not None and kept["approval_digest"] == gate.approval_digest and _overrides_same(kept, gate):
             shown = {"text": gate.text, "openings": gates.c.openings + 1, "owner": str(owner)}
             row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
             if row["text"] != kept["text"]:
@@ -422,6 +422,11 @@ def _how_it_closed(connection: Connection, gate: Gate, at: str) -> str:
 def _has_id(gate_id: str, tenant: str | None) -> ColumnElement[bool]:
     same = gates.c.id == gate_id
     return same if tenant is None else and_(same, gates.c.tenant_id == tenant)
+
+
+def _overrides_same(kept: Row, gate: Gate) -> bool:
+    """Return whether an approval at the gate of a row overrides the same change freezes as one at `gate`."""
+    return gate_policy_in(kept["rules"]).overrides == gate.gate_policy.overrides
 
 
 def _has_quorum() -> ColumnElement[bool]:

@@ -1,4 +1,4 @@
-"""`OperatorRequests`, made outside gates: skip steps, run skipped steps after all, roll back the run.
+"""`OperatorRequests`, made outside gates: skip steps, run skipped steps after all, roll back the run, override a change freeze.
 
 A request is recorded in the run's audit log: one entry per step under a shared digest, and one for the signature if it is signed.
 """
@@ -86,6 +86,15 @@ class OperatorRequests(StorePart):
         """
         run = runs.row_of(connection, self.tenant_id, run_id)
         return request_digest(run["id"], _next_number(connection, run["id"]), kind, _subjects(connection, run, steps))
+
+    @reads
+    def override(self, connection: Connection, run_id: str) -> str | None:
+        """Return who asked last to override a change freeze for the run, and why, or None if nobody did."""
+        found_id = runs.id_of(connection, self.tenant_id, run_id)
+        same = (audit_log.c.run_id == found_id, audit_log.c.kind == OPERATOR_REQUEST_KINDS["override_freeze"])
+        query = select(audit_log.c.by, audit_log.c.message).where(*same).order_by(audit_log.c.number.desc())
+        found = connection.execute(query).first()
+        return None if found is None else f"{found.by}: {found.message}"
 
     @reads
     def skipped_steps(self, connection: Connection, run_id: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from plan_adapter.model.approvals import AGREE
 from plan_adapter.model.readable import call_name, one_line
 from plan_adapter.model.record import Attempt
 from plan_adapter.store.database.columns import database_now
-from plan_adapter.store.database.rows import QUORUM_MARK, gate_policy_in, item_column
+from plan_adapter.store.database.rows import OVERRIDE_MARK, QUORUM_MARK, gate_policy_in, item_column
 from plan_adapter.store.database.tables import approvals, gates, runs, standing_approvals
 
 
@@ -85,6 +85,15 @@ def why_plan_not_approved(run_id: str, rows: Sequence[PlanApproval]) -> str | No
     return None if None in whys else whys[-1]
 
 
+def only_override(rows: Sequence[PlanApproval]) -> Sequence[PlanApproval]:
+    """Return the newest approval of the run's current content if that overrides a change freeze, otherwise `rows`.
+
+    The run has started during the freeze, so what was approved before, by other people, does not count.
+    """
+    same = [row for row in rows if is_same_content(row.digest, row.run_digest)]
+    return same[-1:] if same and OVERRIDE_MARK in (same[-1].rules or "") else rows
+
+
 def why_call_not_approved(attempt: Attempt, row: CallApproval | None) -> str | None:
     """Return None if `row` approves exactly this call, has not expired and is not revoked. Otherwise return what is missing."""
     step = f"step `{call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)}`"
@@ -134,7 +143,7 @@ def count_use(connection: Connection, approval_id: str) -> None:
 
 
 def _plan_refusal(connection: Connection, run_id: str) -> str | None:
-    rows = [PlanApproval(*row) for row in connection.execute(_PLAN, {"run": run_id})]
+    rows = only_override([PlanApproval(*row) for row in connection.execute(_PLAN, {"run": run_id})])
     whys = {row.id: _quorum_refusal(connection, f"run {run_id}", row.id, row.rules) for row in rows}
     met = [row for row in rows if whys[row.id] is None]
     return why_plan_not_approved(run_id, met) if met else next(iter(whys.values()), why_plan_not_approved(run_id, rows))

@@ -163,6 +163,8 @@ def _event_text(event: ChangeEvent) -> str:
             return f"skip{at} requested by {who}{why}"
         case "run_from_requested":
             return f"run{at} after all requested by {who}{why}"
+        case "override_requested":
+            return f"override of a change freeze requested by {who}{why}"
         case _:
             return f"rollback requested by {who}{why}"
 

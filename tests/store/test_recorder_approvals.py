@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.model.approvals import Approval
+from plan_adapter.model.approvals import Approval, FreezeOverride, GatePolicy
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.record import PlanRun
 from plan_adapter.store import permission
 from plan_adapter.store.database import tables
+from plan_adapter.store.database.rows import gate_policy_text
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import DIGEST_OF_CALL, a_plan, a_receipt, a_run, a_standing_approval, an_approval, an_attempt, begun, created
@@ -162,6 +163,16 @@ def test_a_run_with_several_approvals_is_permitted_by_a_valid_one_of_its_content
         "the standing approval was revoked by bo at 2026-06-01T00:00:00+00:00"
     )
     assert permitted([revoked._replace(revoked_by=None)]) == ("the standing approval was revoked by somebody at 2026-06-01T00:00:00+00:00")
+
+
+def test_once_an_approval_overrides_a_change_freeze_no_earlier_one_counts() -> None:
+    now, older = "a" * 64, "c" * 64
+    override = gate_policy_text(GatePolicy(overrides=(FreezeOverride("year-end", AT),)))
+    by_ana = permission.PlanApproval(now, now, "ana", None, None, None, None, "a1", gate_policy_text(GatePolicy()))
+    by_cab = by_ana._replace(by="cab", id="a2", rules=override)
+    assert permission.only_override([by_ana, by_cab]) == [by_cab]
+    for rows in ([by_cab, by_ana], [by_ana, by_cab._replace(digest=older)], [by_ana._replace(rules=None)], []):
+        assert permission.only_override(rows) == rows
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ WITHOUT_A_PIECE = {
     "missing-secret": "it depends on the settings",
     "secret-in-text": "it depends on the secrets of the machine",
     "nobody-may-answer": "it needs two plans",
+    "bad-freeze": "the policy of a store is wrong, not its plan",
     "bad-answer": "a test file is wrong, not its plan",
     "broken-constraint": "the request to a model has the constraint",
     "dropped-dependency": "it needs two answers of a model",

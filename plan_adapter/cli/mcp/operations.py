@@ -41,7 +41,14 @@ from plan_adapter.model.readable import redacted
 from plan_adapter.model.record import PlanRun, RunContext, StepRun
 from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.runner import acancel_run
-from plan_adapter.runs.plan_approval import end_expired, end_overdue, is_answered, open_detached_gate, refuse_quorum_out_of_reach
+from plan_adapter.runs.plan_approval import (
+    end_expired,
+    end_overdue,
+    is_answered,
+    open_detached_gate,
+    refuse_frozen_start,
+    refuse_quorum_out_of_reach,
+)
 from plan_adapter.runs.resume import can_ask_again
 from plan_adapter.runs.run_session import RunRequest, server_of
 from plan_adapter.runs.secret_lookup import model_redactor
@@ -392,7 +399,8 @@ class Operations:
     async def _create_run(self, bound: BoundPlan) -> PlanRun:
         run_request = RunRequest(waits=False, requested_by=self.agent.by, context=self.agent.context, settings=self.settings)
         policy = await self.store.policy.effective(self.settings)
-        refuse_quorum_out_of_reach(bound, policy, requested_by=self.agent.by)
+        frozen = await refuse_frozen_start(bound, self.store, run_request, policy)
+        refuse_quorum_out_of_reach(bound, policy, requested_by=self.agent.by, frozen=frozen)
         answered = await is_answered(bound, self.store, run_request, policy)
         run = await create_run(bound, self.store, run_request)
         if answered:

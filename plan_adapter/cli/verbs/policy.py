@@ -1,5 +1,6 @@
 """`plan policy`: its actions."""
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
@@ -7,6 +8,7 @@ from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.policy import Policy, read_policy
 from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.readable import moment, one_line
 
 if TYPE_CHECKING:
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 async def policy_show(*, all: bool = False, json: bool = False) -> int:
     """Show the policy that the store keeps for every plan.
 
-    A policy says who may approve and operate, which groups exist, how approvers must prove who they are, which steps get a gate, and whose
-    SSH signatures count. Environment variables (PLAN_ADAPTER_…) can only tighten it. Exits with 1 if a version was altered in the database.
+    A policy says who may approve and operate, which groups exist, how approvers must prove who they are, which steps get a gate, whose SSH
+    signatures count, and when runs do not start. Environment variables (PLAN_ADAPTER_…) can only tighten it. Exits with 1 if a version
+    was altered in the database.
 
     Args:
         all: Print every version, oldest first.
@@ -32,6 +35,8 @@ async def policy_show(*, all: bool = False, json: bool = False) -> int:
             output.json_line("policy", {**_version_json(version), "problem": problem})
         else:
             _print_version(version)
+            if version is versions[-1]:
+                _print_freezes(version)
     if problem is not None:
         output.note(f"altered: {problem}; this store approves and runs nothing until its owner restores the rows")
         return ExitCode.FAILED
@@ -49,7 +54,7 @@ async def policy_set(file: str, /, *, sign: bool = False, code: str | None = Non
 
     Args:
         file: A YAML or JSON file with any of approvers, operators, groups, known_by, quorum, self_approval, gate_effects, allow_unapproved,
-            allowed_signers.
+            allowed_signers, freezes.
         sign: Sign the policy with your SSH key, where the policy asks for that.
         code: Your one-time code, where the policy asks for one.
         by: Who sets it (with `--sign` or `--code`); default: your account.
@@ -122,3 +127,14 @@ def _print_version(version: "PolicyVersion") -> None:
     author = f"{one_line(version.by)} ({version.known_by})"
     output.line(f"# version {version.number}, set by {author} at {moment(version.at)}, digest {version.digest}")
     output.line(write_yaml(version.policy.to_document()).rstrip("\n"))
+
+
+def _print_freezes(version: "PolicyVersion") -> None:
+    """Print which of the policy's change freezes are in force, and when the others start if that is soon."""
+    from plan_adapter.gates.freezes import freeze_line, shown_freezes  # imports the time zones
+
+    try:
+        for freeze, in_force in shown_freezes(version.policy.freezes, datetime.now(UTC)):
+            output.line(f"# {freeze_line(freeze, in_force=in_force)}")
+    except NotApprovedError as error:  # without the extra `calendars`
+        output.note(str(error))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +16,8 @@ from plan_adapter.cli.servers import location_line, secret_locations, with_known
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, resume_options_of, tools_of
 from plan_adapter.execution.history import ResumeOptions, RunHistory, Unit
 from plan_adapter.gates.approval import requires_approval
+from plan_adapter.gates.freezes import freeze_json, freeze_line, shown_freezes
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.readable import item_number, listed
@@ -45,7 +48,8 @@ def preview(
 ) -> int:
     """Show what a run would do, without running anything: order, parallel waves, parameters, retries, effects, longest duration.
 
-    For each secret it shows where the value would come from, or that it is missing. Expressions that need a result or a missing input are
+    For each secret it shows where the value would come from, or that it is missing. It shows the change freezes of the store's policy that
+    are in force for the plan or start within two weeks. Expressions that need a result or a missing input are
     shown as written.
 
     Args:
@@ -69,21 +73,27 @@ def preview(
         raise UsageError("give a plan, or --resume with the id of a run")
     given = input_texts(input or [], inputs)
     validated = validate(asyncio.run(plan_of(plan)), tools_of(tools or []))
-    shown, locations = _preview_run(validated, given), secret_locations(validated.secrets, Settings())
+    policy = asyncio.run(policy_of_store(Settings()))
+    shown, locations = _preview_run(validated, given, policy), secret_locations(validated.secrets, Settings())
+    applying = [freeze for freeze in policy.stored.freezes if freeze.applies_to(validated.plan)]
+    freezes = shown_freezes(applying, datetime.now(UTC))
     if json:
         creators = validated.created_secrets.creators
         places = [asdict(location) | {"created_by": list(creators.get(location.name, ()))} for location in locations]
-        output.json_line("preview", shown.as_json() | {"secret_places": places})
+        more = {"secret_places": places, "freezes": [freeze_json(freeze, in_force=now) for freeze, now in freezes]}
+        output.json_line("preview", {**shown.as_json(), **more})
     else:
         output.markdown(preview_text(shown).rstrip("\n"))
+        if freezes:
+            lines = [f"- {freeze_line(freeze, in_force=now)}" for freeze, now in freezes]
+            output.markdown("\n".join(["", "## Change freezes", "", *lines]))
         if locations:
             output.markdown("\n".join(["", "## Secrets", "", *(f"- {location_line(location, validated)}" for location in locations)]))
     return ExitCode.DONE
 
 
-def _preview_run(validated: ValidatedPlan, texts: dict[str, str]) -> Preview:
+def _preview_run(validated: ValidatedPlan, texts: dict[str, str], policy: EffectivePolicy) -> Preview:
     """Return the preview of a run with these inputs; required ones may be missing. Raises InvalidPlanError for invalid ones."""
-    policy = asyncio.run(policy_of_store(Settings()))
     show = partial(preview_plan, requires_approval=requires_approval(validated.plan, policy), gate_effects=policy.gate_effects)
     try:
         inputs = asyncio.run(with_known_variables(validated.plan, texts, Settings()))

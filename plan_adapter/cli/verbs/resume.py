@@ -9,7 +9,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.answering import AnswerOptions, CallerIdentity
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import UsageError, code_of_run
-from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, show_result
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, refuse_empty_reason, show_result
 from plan_adapter.cli.sources import open_store, resume_options_of, tools_of
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import RunConflictError
@@ -42,6 +42,7 @@ def resume(
     detach: bool = False,
     here: bool = False,
     wait: bool = False,
+    override_freeze: str | None = None,
     json: bool = False,
 ) -> int:
     """Resume a run. Completed steps are kept; the rest run now.
@@ -63,13 +64,16 @@ def resume(
         detach: Do not wait for answers: once only gates are left to wait for, leave the run waiting and exit with 6.
         here: Move the run from the folder where it was created to the current one; that needs a new approval.
         wait: If another process owns the run, wait until it has ended or its lease is free, then resume.
+        override_freeze: Ask to resume during a change freeze of the store's policy, and say why. The people whom the policy names for that
+            must approve the run.
         json: Print events as JSON Lines; the last line is the run.
     """
+    refuse_empty_reason(override_freeze)
     resume_options = resume_options_of(from_, only_failed=only_failed, skip=skip or [], note=note)
     answer_options = AnswerOptions("approve", note=note, sign=sign, code=code, by=by)
     if (sign or code) and not (skip or from_):
         raise UsageError("--sign, --code and --by prove who asks to skip or repeat a step: they go with --skip and --from")
-    run_options = RunOptions(yes=yes, detach=detach, json=json)
+    run_options = RunOptions(yes, detach, json, override_freeze)
     return asyncio.run(_resume(run, tools or [], run_options, resume_options, answer_options, offline=offline, wait=wait, here=here))
 
 

@@ -10,7 +10,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
-from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, refuse_empty_reason
 from plan_adapter.cli.servers import with_known_variables
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, tools_of
 from plan_adapter.local.settings import Settings
@@ -33,6 +33,7 @@ def run(
     dry_run: Annotated[bool, Parameter(name=("--dry-run", "--dry"))] = False,
     no_reads: bool = False,
     answer: list[str] | None = None,
+    override_freeze: str | None = None,
     json: bool = False,
 ) -> int:
     """Run a plan and show its progress: live on a terminal, as plain lines elsewhere.
@@ -64,9 +65,14 @@ def run(
         dry_run: Show what a run would do, without any effect.
         no_reads: With `--dry-run`: do not call tools that read, either.
         answer: With `--dry-run`: `step.field=value`, an answer to a question; may be repeated.
+        override_freeze: Ask to start during a change freeze of the store's policy, and say why. The people whom the policy names for that
+            must approve the run.
         json: Print events as JSON Lines; the last line is the run.
     """
     given = input_texts([*(input or []), *([f"{ON}={on}"] if on is not None else [])], inputs)
+    refuse_empty_reason(override_freeze)
+    if override_freeze is not None and (dry_run or on_server):
+        raise UsageError("--override-freeze is for a run of this process: nobody sees the gate of a dry run or of a worker in time")
     if dry_run:
         if refused := [name for name, is_given in (("--detach", detach), ("--on-server", on_server), ("--yes", yes)) if is_given]:
             raise UsageError(f"{refused[0]} is for a run, and --dry-run only shows what one would do")
@@ -79,7 +85,7 @@ def run(
         from plan_adapter.cli.deployed_run import run_deployed  # imports Prefect
 
         return asyncio.run(run_deployed(plan, given, detach=detach, as_json=json))
-    return asyncio.run(_run(plan, given, tools or [], RunOptions(yes=yes, detach=detach, json=json), offline=offline))
+    return asyncio.run(_run(plan, given, tools or [], RunOptions(yes, detach, json, override_freeze), offline=offline))
 
 
 def _answers_of(given: list[str]) -> dict[str, dict[str, str]]:

@@ -20,7 +20,7 @@ from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.errors import NotStoredError, RunNotFoundError
 from plan_adapter.model.language import tr
 from plan_adapter.model.problems import did_you_mean
-from plan_adapter.model.readable import code, counted, item_number, moment, one_line, plain
+from plan_adapter.model.readable import code, counted, item_number, moment, one_line, plain, prose
 from plan_adapter.text.commands import ANY_FIELDS, answer_command
 from plan_adapter.text.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
 from plan_adapter.text.gate_text import split_text
@@ -158,6 +158,7 @@ class ShownRun:
     attempts: "Sequence[Attempt]"
     receipts: "Sequence[Receipt]"
     trigger: "TriggerRecord | None" = None  # the event that started it
+    override: str | None = None  # who asked to override a change freeze for it, and why
 
 
 def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
@@ -174,7 +175,8 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
             if step["id"] in found.rounds:
                 step["rounds"] = [asdict(round_) for round_ in found.rounds[step["id"]]]
         more = {"gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier}
-        output.json_line("run", {**shown, **more, "trigger": _trigger_json(found.trigger), "next": found.next_text})
+        more |= {"trigger": _trigger_json(found.trigger), "freeze_override": found.override, "next": found.next_text}
+        output.json_line("run", {**shown, **more})
         return
     if not shows_all:
         output.view(run_lines(account_of(found)))
@@ -184,11 +186,17 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
         ["", "## Steps of earlier versions", "", *(f"- {_earlier_step_line(step)}" for step in found.earlier)] if found.earlier else []
     )
     record = format_plan(run, standing=state.used_standing_approval, calls=found.calls, rounds=found.rounds)
-    started = ["", trigger_text(found.trigger)] if found.trigger is not None else []
+    started = [line for text in _started_lines(found) for line in ("", text)]
     text = "\n".join([record.rstrip("\n"), *started, *removed, *changed, *state.lines()])
     output.markdown(text)
     if found.next_text is not None:
         output.note(found.next_text)
+
+
+def _started_lines(found: ShownRun) -> list[str]:
+    """Return which event started the run, and who asked to override a change freeze for it."""
+    trigger = [] if found.trigger is None else [trigger_text(found.trigger)]
+    return trigger + ([] if found.override is None else [tr("override of a change freeze: {asked}", asked=prose(found.override))])
 
 
 def _trigger_json(trigger: "TriggerRecord | None") -> dict[str, Any] | None:
@@ -198,7 +206,7 @@ def _trigger_json(trigger: "TriggerRecord | None") -> dict[str, Any] | None:
 def account_of(found: ShownRun) -> RunAccount:
     """Return the run as people read it."""
     state = found.state
-    notes = [trigger_text(found.trigger)] if found.trigger is not None else []
+    notes = [*_started_lines(found)]
     notes += [*map(_earlier_step_line, found.earlier), *(str(change) for change in found.code)]
     return RunAccount(
         facts=found.facts,
@@ -310,6 +318,7 @@ async def shown_run(run_id: str, store: "PlanStore", settings: Settings) -> Show
         attempts,
         receipts,
         await store.trigger_events.of_run(run.id),
+        await store.operator_requests.override(run.id),
     )
 
 

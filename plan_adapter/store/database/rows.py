@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, RowMapping, or_
 
-from plan_adapter.model.approvals import AGREE, Agreement, Approval, GatePolicy
+from plan_adapter.model.approvals import AGREE, Agreement, Approval, FreezeOverride, GatePolicy
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.record import MIN_END_CHARACTERS, Attempt, GroupItem, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
 from plan_adapter.model.status import Outcome, StepStatus
@@ -317,12 +318,19 @@ def approval_of(row: Row, agreements: Sequence[Agreement] = ()) -> Approval:
 QUORUM_MARK = '"quorum": '
 """What the column `rules` of a gate that needs several approvals contains."""
 
+OVERRIDE_MARK = '"overrides": '
+"""What the column `rules` of a gate contains whose approval overrides a change freeze."""
+
 
 def gate_policy_text(gate_policy: GatePolicy) -> str:
     """Return a gate policy as the column `rules` of a gate holds it."""
     written = asdict(gate_policy)
     if written["quorum"] == 1:  # as before there were quorums: digests cover this text
         del written["quorum"]
+    overrides = [{"name": each.name, "until": each.until.isoformat()} for each in gate_policy.overrides]
+    written |= {"overrides": overrides}
+    if not overrides:  # likewise
+        del written["overrides"]
     return json.dumps(written, ensure_ascii=False)
 
 
@@ -331,4 +339,5 @@ def gate_policy_in(text: str) -> GatePolicy:
     gate_policy: dict[str, Any] = json.loads(text)
     for name in ("approvers", "known_by"):
         gate_policy[name] = None if gate_policy[name] is None else tuple(gate_policy[name])
-    return GatePolicy(**gate_policy)
+    overrides = [FreezeOverride(each["name"], datetime.fromisoformat(each["until"])) for each in gate_policy.pop("overrides", ())]
+    return GatePolicy(**gate_policy, overrides=tuple(overrides))

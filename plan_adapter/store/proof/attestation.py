@@ -158,7 +158,7 @@ class AttestedStep:
 
 @dataclass(frozen=True, slots=True)
 class AttestedRequest:
-    """An operator's request outside a gate: to skip steps, to run from one, or to roll back."""
+    """An operator's request outside a gate: to skip steps, to run from one, to roll back, or to override a freeze."""
 
     kind: OperatorRequestKind
     steps: list[str]

@@ -29,6 +29,7 @@ AuditKind: TypeAlias = Literal[
     "skip_requested",  # a step to skip: `message` is the reason, `row_digest` is the step's, `row_id` the operator request's digest
     "run_from_requested",  # a skipped step is to run after all, with the same fields
     "rollback_requested",  # the run is to be rolled back: `row_digest` is the plan's
+    "override_requested",  # the run is to start during a change freeze, likewise
     "gate_resolved",  # an outcome gate; `message` is the resolution, and the entry for the attempt's end names the person
     "revised",
     "new_version",  # the run after `revised`
@@ -55,6 +56,7 @@ OPERATOR_REQUEST_KINDS: dict[OperatorRequestKind, AuditKind] = {
     "skip": "skip_requested",
     "run_from": "run_from_requested",
     "rollback": "rollback_requested",
+    "override_freeze": "override_requested",
 }
 
 DECISION_ENTRIES: Mapping[Decision, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}

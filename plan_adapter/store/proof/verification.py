@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from plan_adapter.gates.quorum import why_too_few
 from plan_adapter.model.approvals import AGREE
 from plan_adapter.model.readable import one_line
-from plan_adapter.store.database.rows import NO_ITEM, QUORUM_MARK, agreed_at, gate_policy_in
+from plan_adapter.store.database.rows import NO_ITEM, OVERRIDE_MARK, QUORUM_MARK, agreed_at, gate_policy_in
 from plan_adapter.store.plans import problem_of_plan
 from plan_adapter.store.proof import entries
 from plan_adapter.store.proof.audit import entry_digest, genesis_digest, read_witness
@@ -411,6 +411,9 @@ def _gate_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
             why = why_too_few(gate_policy_in(str(gate["rules"])), [str(row["by"]) for row in (*same, answer)])
             if why is not None:
                 yield Alteration("gates", f"it was closed as approved, but {why}", gate["step_id"] or None)
+        is_override = OVERRIDE_MARK in str(gate["rules"])
+        if is_override and not any(entry["kind"] == "override_requested" for entry in document["audit"]):
+            yield Alteration("gates", "its approval overrides a change freeze, but nobody asked for that")
 
 
 def _describe_difference(now: Entry, recorded: JsonRow) -> str:

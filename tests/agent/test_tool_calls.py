@@ -170,7 +170,7 @@ asyncio.run(made.call({"text": "hi"}, call_id=["c1"]))
 
 @pytest.mark.parametrize(
     ("name", "is_elsewhere"),
-    [("post_and_die", False), ("post_with_probe", False), ("post_and_die", True)],
+    [("post_and_die", False), ("post_with_probe", False), pytest.param("post_and_die", True, marks=pytest.mark.thorough)],
     ids=["bare", "probe", "elsewhere"],
 )
 async def test_a_call_whose_process_was_killed_is_not_repeated(

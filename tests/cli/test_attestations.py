@@ -268,7 +268,7 @@ def test_a_key_of_yours_signs(plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: new_key(path, "-t", "rsa"), "is a key of another kind, and attestations are signed with ed25519; make one with"),
+        (lambda path: new_key(path, "-t", "rsa", "-b", "2048"), "is a key of another kind, and attestations are signed with ed25519;"),
         (lambda path: new_key(path, "-t", "ecdsa"), "is a key of another kind"),
         (lambda path: new_key(path, "-N", "open sesame"), "has a passphrase, and attestations are signed only with keys that have none"),
         (lambda path: new_key(path).with_suffix(".pub").replace(path).chmod(0o600), "is not an OpenSSH ed25519 private key"),
@@ -291,7 +291,7 @@ def test_another_key_is_refused_with_one_error(plan: Plan, tmp_path: Path, make:
     ("make", "message"),
     [
         (lambda path: new_key(path), "is not a public key: give the file that ends in .pub"),
-        (lambda path: new_key(path, "-t", "rsa").with_suffix(".pub").replace(path), "is not an ed25519 public key"),
+        (lambda path: new_key(path, "-t", "rsa", "-b", "2048").with_suffix(".pub").replace(path), "is not an ed25519 public key"),
         (lambda path: path.write_text("ana ssh-ed25519 AAAA"), "is not an ed25519 public key"),
         (lambda path: path.write_bytes(b"\xff"), "is not an ed25519 public key"),
         (lambda path: path.write_text(new_key(path).with_suffix(".pub").read_text() * 2), "is not an ed25519 public key"),

@@ -132,6 +132,7 @@ def assert_says_what_it_waits_for(plan: Plan, run: WaitingRun) -> None:
     )
 
 
+@pytest.mark.thorough  # 9 s: as for the gates above
 @pytest.mark.usefixtures("prefect_server")
 def test_a_question_without_a_terminal_is_announced_once_with_the_way_out(plan: Plan) -> None:
     ask = {"id": "q", "ask": {"question": "Which?", "fields": {"why": {"type": "string"}}}}
@@ -259,6 +260,7 @@ def test_a_form_that_prefect_does_not_keep_is_reported_with_the_command_that_ans
     assert any(f"`{command}` answers it" in line.text for line in asyncio.run(flow_run_logs(form["flow_run_id"])))
 
 
+@pytest.mark.thorough  # 6 s
 def test_a_detached_run_that_prefect_cannot_pause_is_reported_with_the_command_that_answers(
     plan: Plan, prefect_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,7 +140,13 @@ def test_a_plan_has_no_report(plan: Plan) -> None:
     assert (result.code, "is a plan: `plan graph` draws it" in result.err) == (2, True)
 
 
-@pytest.mark.parametrize("payload", [name for name in PAYLOADS if name not in REFUSED])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(name, marks=[] if number % 4 == 0 else pytest.mark.thorough)
+        for number, name in enumerate(name for name in PAYLOADS if name not in REFUSED)
+    ],
+)
 def test_no_text_becomes_markup_in_a_report_or_a_picture(plan: Plan, payload: str) -> None:
     text = PAYLOADS[payload]
     hostile = step("greet", "greet", description=text, parameters={"who": text})

@@ -87,6 +87,7 @@ async def test_a_run_ends_even_if_a_busy_server_refuses_its_final_state_repeated
     assert "went away" not in caplog.text
 
 
+@pytest.mark.thorough  # 5 s: as any flow above
 async def test_a_compiled_flow_ends_on_a_busy_server_too(busy: BusyServer, store: PlanStore) -> None:
     busy.refusals[SET_COMPLETED] = MORE_THAN_PREFECT_RETRIES
     flow = compile_plan(validate(plan(), TOOLS), tools=TOOLS, store=store)

@@ -278,6 +278,7 @@ def test_prefect_accepts_each_automation(name: str, language: Language) -> None:
     assert [getattr(action, "block_document_id", None) for action in created.actions] == [chat, mail]
 
 
+@pytest.mark.thorough  # 14 s: tests/language tests the texts
 def test_a_notification_is_in_the_language_of_the_person_who_set_it_up(
     block: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

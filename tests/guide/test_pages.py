@@ -35,6 +35,7 @@ def test_the_recipe_for_a_rolling_change_works_as_written(typist: Typist) -> Non
     assert len(typist.type_page(recipe("Rolling change"))) == 4
 
 
+@pytest.mark.thorough  # 14 s: tests/cli/test_digest.py and tests/identity test the same commands
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
 def test_the_recipe_for_four_eyes_works_as_written(typist: Typist) -> None:
     assert len(typist.type_page(recipe("Four eyes"))) == 8

@@ -151,7 +151,9 @@ async def test_an_interrupted_rollback_repeats_no_command_that_still_runs(tmp_pa
     assert not orphan.process.is_alive
 
 
-@pytest.mark.parametrize("effect", ["read", "idempotent_write", "write"])
+@pytest.mark.parametrize(
+    "effect", [*(pytest.param(effect, marks=pytest.mark.thorough) for effect in ("read", "idempotent_write")), "write"]
+)
 async def test_ending_a_command_ends_its_whole_session_and_is_recorded(
     effect: Effect, tmp_path: Path, store: PlanStore, orphans: list[Orphan]
 ) -> None:

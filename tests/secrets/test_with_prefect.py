@@ -75,6 +75,7 @@ async def save_blocks() -> None:
     await OwnToken(user="ana", token=SecretStr(OTHER)).asave("canary", overwrite=True)
 
 
+@pytest.mark.thorough  # 10 s: it looks up blocks of every type
 async def test_any_block_with_a_secret_can_be_used() -> None:
     await save_blocks()
     blocks = SecretBlocks()

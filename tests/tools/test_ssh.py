@@ -138,6 +138,7 @@ async def test_output_is_logged_while_it_runs_and_kept_on_the_host(
     assert {file.stat().st_mode & 0o077 for file in [folder, *folder.iterdir()]} == {0}
 
 
+@pytest.mark.thorough  # 8 s
 async def test_long_output_is_cut_as_that_of_a_local_command_also_when_it_is_read_again(server: SshServer, context: ToolContext) -> None:
     here = await run_command(["seq", "4000"], context)
     there = await ssh(HOST, context, argv=["seq", "4000"])

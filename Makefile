@@ -20,7 +20,7 @@ test: $(STAMP)  ## check, and run the tests at the same time
 
 tests:
 	@$(PYTHON) -m compileall -q plan_adapter  # once, not in each process
-	@$(PYTHON) -m pytest --numprocesses 5 --no-loadscope-reorder
+	@$(PYTHON) -m pytest --numprocesses 4 --no-loadscope-reorder
 
 thorough: $(STAMP)  ## run the tests of corner cases: gates on PostgreSQL, servers that hang, workers that are released, signals at gates
 	@$(PYTHON) -m pytest -m thorough --numprocesses 4 --no-loadscope-reorder

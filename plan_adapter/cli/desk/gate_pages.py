@@ -15,7 +15,7 @@ from plan_adapter.gates.approval import approval_text_to_sign, refusal, why_nobo
 from plan_adapter.gates.identity import Identity, agreements_that_count, identity_of_name
 from plan_adapter.gates.quorum import progress_line, why_already_given
 from plan_adapter.gates.signatures import NAMESPACE
-from plan_adapter.model.approvals import GATE_ANSWERS, Decision, Gate, GateAnswer, GatePolicy
+from plan_adapter.model.approvals import GATE_ANSWERS, Decision, Gate, GateAnswer, GatePolicy, person_of
 from plan_adapter.model.language import in_all_languages
 from plan_adapter.model.options import Input
 from plan_adapter.model.readable import as_text, moment, one_line
@@ -70,6 +70,7 @@ class ListedGate:
     who: str
     is_irreversible: bool
     is_mine: bool  # whether the person who reads the list may answer
+    has_approved: bool  # whether that person has approved, and others have to approve as well
     command: str | None  # what to type at a terminal, if no page can answer
 
 
@@ -85,6 +86,7 @@ def listed_gates(gates: Sequence[Gate], identity: Identity | None, now: datetime
             who_may_answer(gate),
             is_irreversible(gate),
             identity is not None and bool(Choices.of(gate, gate.gate_policy, identity).decisions),
+            identity is not None and person_of(identity.by) in {person_of(agreement.by) for agreement in gate.agreements},
             None if gate.id else answer_command(gate),
         )
         for gate in gates

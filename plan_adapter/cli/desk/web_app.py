@@ -240,7 +240,8 @@ class Desk:
         """
         session = self._sessions.find(request.cookies.get(self._cookie))
         if session is None and not begins and not isinstance(self._sign_in, OpenIdSignIn):
-            raise BadFormError("your session is over: open the page again")
+            why = "your session is over" if self._cookie in request.cookies else "this browser sent no cookie of the desk"
+            raise BadFormError(f"{why}: open the page again" + (", over https" if self._is_secure else ""))
         session = session or self._sessions.begin()
         identity = None if self._sign_in is None else self._sign_in.identify(request, session)
         if identity is None and self._sign_in is not None:

@@ -58,7 +58,7 @@ async def ask_to_confirm(question: str) -> bool:
 
 
 async def ask_missing_inputs(plan: "ExecutionPlan", given: Mapping[str, object]) -> dict[str, object]:
-    """Return what `given` has, and the texts of the required inputs that it lacks or that do not fit, asked for at the terminal one by one.
+    """Return `given` with the texts of the required inputs that it lacks or that do not fit, asked for at the terminal one by one.
 
     Nothing is asked if `given` names an input that the plan does not have. The end of the input leaves the rest as it is.
     """

@@ -1,6 +1,6 @@
 """Reads Prefect variables."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from prefect.client.orchestration import get_client
 from pydantic import JsonValue
@@ -9,7 +9,7 @@ from plan_adapter.engine.connection import describe_server_error
 from plan_adapter.model.errors import NoServerError
 
 
-async def read_variables(names: Iterable[str]) -> dict[str, JsonValue]:
+async def read_variables(names: Collection[str]) -> dict[str, JsonValue]:
     """Return the values of the variables that exist on the configured server, by name. Raises NoServerError."""
     found = dict[str, JsonValue]()
     try:
@@ -21,5 +21,6 @@ async def read_variables(names: Iterable[str]) -> dict[str, JsonValue]:
         reason = describe_server_error(error)
         if reason is None:
             raise
-        raise NoServerError(f"the Prefect variable `{name}` cannot be read: {reason}") from error  # pyright: ignore[reportPossiblyUnboundVariable]
+        what, listed = "variable" if len(names) == 1 else "variables", ", ".join(f"`{name}`" for name in sorted(names))
+        raise NoServerError(f"the Prefect {what} {listed} cannot be read: {reason}") from error
     return found

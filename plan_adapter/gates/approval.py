@@ -177,7 +177,7 @@ def gate_policy_of(
 
 
 def _deciders(policy: EffectivePolicy, overrides: tuple[FreezeOverride, ...]) -> list[Override]:
-    """Return who decides about `overrides` as the policy is now: nobody about a freeze that can no longer be overridden."""
+    """Return the people who decide about `overrides` under the current policy: none for a freeze that can no longer be overridden."""
     names = {each.name for each in overrides}
     return [freeze.override or Override() for freeze in policy.stored.freezes if freeze.name in names]
 

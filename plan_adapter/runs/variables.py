@@ -28,7 +28,7 @@ async def with_variables(plan: ExecutionPlan, given: Mapping[str, object], *, se
 
 
 async def with_variables_here(plan: ExecutionPlan, given: Mapping[str, object]) -> dict[str, object]:
-    """Return what `with_variables` returns, with variables of the server that Prefect's settings name, as in a flow run."""
+    """Return `given` with the same values, read from the server that Prefect's settings name, as in a flow run."""
     unread = plan.unread_variables(given)
     if not unread:
         return {**given}

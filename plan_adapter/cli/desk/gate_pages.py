@@ -54,7 +54,7 @@ def is_irreversible(gate: Gate) -> bool:
 
 
 def title_of(gate: Gate) -> str:
-    """Return what waits: the name of the plan, and the step."""
+    """Return the name of the plan that waits, and of its step."""
     return gate.name if gate.step_id is None else f"{gate.name}: {gate_place(gate)}{QUESTION_SUFFIXES[gate.kind]}"
 
 
@@ -167,7 +167,7 @@ def shown_fields(fields: Mapping[str, Input], typed: Mapping[str, str]) -> Itera
 
 
 def shown_gate(gate: Gate, gate_policy: GatePolicy, run: PlanRun, identity: Identity | None, now: datetime) -> dict[str, object]:
-    """Return what the page of a gate shows, by name."""
+    """Return the values that the page of a gate shows, by name."""
     text = without_digests(without_picture(gate.text)) or gate.text
     first, rest = split_text(text)
     asked = replace(gate, gate_policy=gate_policy)
@@ -193,7 +193,7 @@ def shown_gate(gate: Gate, gate_policy: GatePolicy, run: PlanRun, identity: Iden
 
 
 def _effects(gate: Gate, run: PlanRun) -> dict[str, str]:
-    """Return what each answer at a gate sets off, by answer."""
+    """Return the effect of each answer at a gate, by answer."""
     if gate.kind == "outcome":
         return {**resolutions_in_words(is_rollback=gate.call_kind == "rollback")}
     approve = what_happens_next(gate, run, "approve")

@@ -207,7 +207,7 @@ async def _read_body(scope: "Scope", receive: "Receive") -> bytes | None:
 
 
 def _replay(body: bytes, receive: "Receive") -> "Receive":
-    """Return what gives `body` as the whole request, then what `receive` gives."""
+    """Return a `receive` that gives `body` as the whole request, and then continues with the original one."""
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def read() -> "Message":

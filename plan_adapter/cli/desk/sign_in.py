@@ -44,7 +44,7 @@ class SignIn(Protocol):
         ...
 
     def identify(self, request: "Request", session: Session) -> Identity | None:
-        """Return who sends the request, or None if they have to sign in first. Raises SignInError."""
+        """Return the identity of the sender, or None if they have to sign in first. Raises SignInError."""
         ...
 
 
@@ -80,7 +80,7 @@ class OpenIdSignIn:
     _read_at: float = field(default=0.0, init=False)
 
     def identify(self, request: "Request", session: Session) -> Identity | None:
-        """Return who signed in in this session, or None."""
+        """Return the identity of the person who signed in to this session, or None."""
         return session.identity
 
     async def begin(self, session: Session, page: str) -> str:
@@ -95,7 +95,7 @@ class OpenIdSignIn:
         return str(address)
 
     async def finish(self, session: Session, *, state: str, code: str) -> tuple[Identity, str]:
-        """Return who signed in, and the page to show. Each sign-in of a session finishes once. Raises SignInError."""
+        """Return the identity that signed in, and the page to show. Each sign-in of a session finishes once. Raises SignInError."""
         pending = session.sign_ins.pop(state, None)
         if pending is None:
             raise SignInError("this sign-in was not started in this browser, or is over")

@@ -140,9 +140,7 @@ class Desk:
 
     async def answer_gate(self, request: Request) -> Response:
         """Record an answer, and show the gate again."""
-        visit, form = self._visit(request, begins=False), _read_form(await request.body(), request)
-        if not _same(form.get("token", ""), visit.session.token):
-            raise BadFormError("this form is not from your session: open the page again")
+        visit, form = await self._visit_with_form(request)
         gate = await self._gate_of(request)
         tries = visit.identity.by if visit.identity is not None else request.client.host if request.client is not None else ""
         if wait := self._failed.count(tries):
@@ -218,9 +216,7 @@ class Desk:
 
     async def sign_out(self, request: Request) -> Response:
         """End the session."""
-        visit, form = self._visit(request, begins=False), _read_form(await request.body(), request)
-        if not _same(form.get("token", ""), visit.session.token):
-            raise BadFormError("this form is not from your session: open the page again")
+        visit, _ = await self._visit_with_form(request)
         self._sessions.end(visit.session)
         return self._error_page(None, 200, "You are signed out.")
 
@@ -250,6 +246,13 @@ class Desk:
             self._sessions.end(session)
             session = self._sessions.begin(identity)
         return Visit(session, identity)
+
+    async def _visit_with_form(self, request: Request) -> tuple[Visit, dict[str, str]]:
+        """Return the visit and the form that it sends. Raises BadFormError for a form of another session."""
+        visit, form = self._visit(request, begins=False), _read_form(await request.body(), request)
+        if not _same(form.get("token", ""), visit.session.token):
+            raise BadFormError("this form is not from your session: open the page again")
+        return visit, form
 
     async def _gate_of(self, request: Request) -> Gate:
         return await self._store.gates.get(self._id_in(request, "gate_id"))

@@ -141,7 +141,7 @@ def field_text(name: str, field: "Input") -> str:
 
 
 def who_may_answer(gate: "Gate") -> str:
-    """Return who may answer at `gate`, with which proofs, and how many of several approvals it has."""
+    """Return the people who may answer at `gate`, with which proofs, and how many of several approvals it has."""
     gate_policy = gate.gate_policy
     excluded = dict[str | None, str]()
     if not gate_policy.self_approval:

@@ -225,6 +225,7 @@ class Plans:
         result: JsonValue = None,
         code: str | None = None,
         signature: str | None = None,
+        to: str = "",
     ) -> PlanRun:
         """Answer at a gate, and return its run. See `plan_adapter.runs.answer_gate`. Raises TypeError if nothing says `by` whom."""
         if (name := _either(by, self.by)) is None:
@@ -239,6 +240,7 @@ class Plans:
             result=result,
             code=code,
             signature=signature,
+            to=to,
             store=self.store,
         )
 

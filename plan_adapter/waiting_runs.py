@@ -5,6 +5,7 @@ A function whose name begins with `a` is awaited. Its twin without the `a` is fo
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -132,13 +133,15 @@ async def aanswer_gate(
     result: JsonValue = None,
     code: str | None = None,
     signature: str | None = None,
+    to: str = "",
     store: PlanStore | None = None,
 ) -> PlanRun:
     """Answer at a gate, and return its run. The answer counts only for the content that was shown.
 
     `gate` is a gate that `aopen_gates` returned, or its id. With an id, `digest` must be the digest that the person saw
     (`gate.approval_digest`), or at least 8 characters of its beginning. `values` are the answer to a question, by field. `result` is what
-    the call returned, for `done`. `request_changes` needs a `note`.
+    the call returned, for `done`. `request_changes` needs a `note`. `delegate` leaves the gate open and lets the person `to` answer in the
+    place of `by`.
 
     `by` is recorded as an unverified name, unless `code`, a one-time code, or `signature` proves it. So let your program sign people in.
 
@@ -166,6 +169,7 @@ async def aanswer_gate(
             signature=signature,
             result=dict(values or {}) if decision == "answer" else result,
             digest=shown.approval_digest if digest is None else digest,
+            to=to,
         )
         if decision == "request_changes" and not note.strip():
             raise InvalidAnswerError("`note` is empty: say in it what to change")
@@ -229,8 +233,10 @@ def _status_of(status: str) -> PlanStatus:
         raise ValueError(f"no run has the status `{status}`; {did_you_mean(str(status), [*PlanStatus])}") from None
 
 
-def _decision_of(gate: Gate, decision: GateAnswer) -> Decision | Resolution:
+def _decision_of(gate: Gate, decision: GateAnswer) -> Decision | Resolution | Literal["delegate"]:
     """Return `decision` as it is recorded. Raises InvalidAnswerError if this kind of gate does not take it."""
+    if decision == "delegate" and gate.kind != "outcome":
+        return decision
     if decision not in (known := GATE_ANSWERS[gate.kind]):
         takes, near = ", ".join(f"`{one}`" for one in known), did_you_mean(str(decision), known)
         raise InvalidAnswerError(f"this gate takes {takes}, not `{decision}`{f'; {near}' if near.startswith('did') else ''}")

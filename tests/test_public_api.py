@@ -109,6 +109,7 @@ NEW = [
     *("DryRun", "DryRunCall", "DryRunGate", "Simulation", "adry_run_plan", "dry_run_plan"),
     *("ContentChangedError", "Failed", "InvalidAnswerError", "NotVerifiedError"),
     *("Difference", "Replay", "ReplayFinding", "ReplayedRun", "areplay_runs", "replay_runs"),
+    *("Escalation",),
     *("Plans", "continue_run", "get_run", "list_runs", "open_gates", "rollback_run", "start_run"),
 ]
 """Names that came after that."""
@@ -121,6 +122,7 @@ STORE_METHODS = [
     "attempts",
     "attest",
     "audit",
+    "authors",
     "cancel",
     "changed",
     "close",

@@ -18,7 +18,7 @@ from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.gates.signatures import default_key, sign
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, Resolution
+from plan_adapter.model.approvals import DELEGATE, Answer, Approval, ApprovalRequest, Decision, Gate, Resolution
 from plan_adapter.model.errors import ContentChangedError, NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import CallKind
@@ -155,6 +155,30 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
     ):
         next_text = STAYS_RELEASED
     print_answer(closed, approval, next_text, as_json=as_json)
+    return ExitCode.DONE
+
+
+async def delegate_in_store(
+    selector: GateSelector, options: AnswerOptions, to: str, store: "PlanStore", settings: Settings, *, as_json: bool
+) -> int:
+    """Let the person `to` answer at a gate in the store instead, and print who may. Raises NotApprovedError if that is refused."""
+    from plan_adapter.runs.answers import GateAnswers  # these import SQLAlchemy
+    from plan_adapter.waiting_runs import close_gate
+
+    run, gate = await find_gate(selector, store)
+    request = request_of(gate)
+    if not selector.matches_digest(gate.approval_digest):
+        raise ContentChangedError(wrong_digest_message(selector, gate, command_of(gate, options), was_asked=False))
+    open_gate = await close_gate(gate, answer_with_proof(options, request, settings, to=to), GateAnswers(store, settings))
+    given = open_gate.gate_policy.delegations[-1]
+    if as_json:
+        output.json_line(
+            "answer", {**gate_json(open_gate), "decision": DELEGATE, "by": given.by, "known_by": given.known_by, "to": given.to}
+        )
+        return ExitCode.DONE
+    what = gate.name if gate.step_id is None else f"step {gate_place(gate)} of {gate.name}"
+    output.line(f"{given.to} may answer at {what}, instead of {given.by} ({given.known_by}): run {run.id}")
+    output.note(f"`{answer_command(open_gate)}` is what {given.to} types")
     return ExitCode.DONE
 
 
@@ -470,18 +494,22 @@ async def _submit_answer(
         raise RunConflictError(str(error), ended=run.reason) from error
 
 
-def answer_with_proof(options: AnswerOptions, request: ApprovalRequest, settings: Settings) -> Answer:
-    """Return the answer with the proof of who gave it. Raises NotApprovedError if it cannot be signed."""
+def answer_with_proof(options: AnswerOptions, request: ApprovalRequest, settings: Settings, *, to: str | None = None) -> Answer:
+    """Return the answer with the proof of who gave it; with `to`, that this person answers instead.
+
+    Raises NotApprovedError if it cannot be signed.
+    """
     by = options.by or os_user()
     channel = "os_user" if by == os_user() else "unverified"
     answer = Answer(
-        decision=options.decision,
+        decision=options.decision if to is None else DELEGATE,
         by=by,
         note=options.note,
         channel=channel,
         code=options.code,
         result=options.result,
         digest=request.approval_digest,
+        to=to or "",
     )
     if not options.sign:
         return answer

@@ -91,7 +91,7 @@ EXAMPLES: Mapping[str, VerbExamples] = MappingProxyType(
             "approvals",
             ("last", "Read what waits, then confirm"),
             ('last --digest DIGEST --note "CHG-1042"', "Approve exactly what you read"),
-            ("last restart --yes", "Approve one step without reading it"),
+            ("last --delegate-to dana", "Let somebody else answer instead of you"),
         ),
         "answer": _of(
             "approvals",

@@ -1,6 +1,7 @@
 """Runs, gates, events and differences between plans, as JSON objects and as lines of text."""
 
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 from plan_adapter.model.approvals import Gate, GateKind
@@ -75,6 +76,11 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "quorum": gate_policy.quorum,
         "approved_by": [{"by": row.by, "known_by": row.known_by, "at": row.at} for row in gate.agreements],
         "self_approval": gate_policy.self_approval,
+        "may_not_approve": [*gate_policy.may_not_approve],
+        "escalates_at": gate.opened_at + timedelta(milliseconds=gate_policy.escalate_after_ms) if gate_policy.escalate_after_ms else None,
+        "escalates_to": [*gate_policy.escalate_to],
+        "is_escalated": gate_policy.is_escalated,
+        "delegated": [{"by": row.by, "to": row.to, "known_by": row.known_by, "at": row.at} for row in gate_policy.delegations],
         "requested_by": gate_policy.requested_by,
         "revised_by": gate_policy.revised_by,
         "fields": {name: field.model_dump(mode="json", exclude_defaults=True) for name, field in gate.fields.items()},

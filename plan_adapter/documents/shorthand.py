@@ -29,7 +29,7 @@ from plan_adapter.documents.host_groups import expand_groups
 from plan_adapter.documents.nodes import Node
 from plan_adapter.documents.typed import spellings
 from plan_adapter.documents.wording import FOREIGN_WORDS
-from plan_adapter.model.options import ApprovalPolicy, DocumentModel, ExecutionOptions, RunWindow, Trigger
+from plan_adapter.model.options import ApprovalPolicy, DocumentModel, Escalation, ExecutionOptions, RunWindow, Trigger
 from plan_adapter.model.plan import ExecutionPlan, Rollback, Step, free_id, step_fields
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import one_line
@@ -147,6 +147,8 @@ class _Expansion:
             if timeout is not None and (duration := self._duration(timeout, "approval.timeout")) is not None:
                 found["approval_timeout_ms"] = "approval.timeout", duration
             self._durations(approval, ApprovalPolicy, "approval")
+            if (escalation := _named(approval.value, "escalate", ApprovalPolicy)) is not None:
+                self._durations(escalation, Escalation, "approval.escalate")
             if not approval.value:  # it said nothing else
                 del entries[next(key for key, node in entries.items() if node is approval)]
         options = _named(entries, "options", ExecutionPlan)
@@ -436,12 +438,12 @@ _AT_ONCE = {"type": "integer", "minimum": 1}
 def add_to_schema(schema: dict[str, Any]) -> None:
     """Add the short forms to the JSON Schema of a plan document."""
     definitions, plan = schema["$defs"], schema["properties"]
-    for model in (ExecutionOptions, ApprovalPolicy, RunWindow, Trigger, Step):
+    for model in (ExecutionOptions, ApprovalPolicy, Escalation, RunWindow, Trigger, Step):
         fields = definitions[model.__name__]["properties"]
         fields |= {short: _duration_field(fields[long]) for short, long in _short_durations(model).items()}
-    window = definitions["RunWindow"]  # one of the two spellings of its length
-    window["required"].remove("duration_ms")
-    window["oneOf"] = [{"required": ["duration"]}, {"required": ["duration_ms"]}]
+    for model, length in (("RunWindow", "duration"), ("Escalation", "after")):  # one of the two spellings
+        definitions[model]["required"].remove(f"{length}_ms")
+        definitions[model]["oneOf"] = [{"required": [length]}, {"required": [f"{length}_ms"]}]
     options, step = definitions["ExecutionOptions"]["properties"], definitions["Step"]
     definitions["ApprovalPolicy"]["properties"] |= {
         "required": {"type": "boolean", "description": "In a plan: `options.require_approval`."},

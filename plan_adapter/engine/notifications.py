@@ -65,7 +65,7 @@ class Notification:
 
 def notifications() -> tuple[Notification, ...]:
     """Return every automation, with its texts in the language of the reader."""
-    return (_gate_opened(), _gate_unanswered(), _gate_answered(), _run_not_completed())
+    return (_gate_opened(), _gate_unanswered(), _gate_escalated(), _gate_answered(), _run_not_completed())
 
 
 def _gate_opened() -> Notification:
@@ -102,6 +102,18 @@ def _gate_unanswered() -> Notification:
         "{%- set before = fact.age_seconds if fact.age_seconds is number else 0 -%}\n"
         "{%- set waited = (firing.triggered - event.occurred).total_seconds() + before -%}\n" + waited + _gate_lines(),
         after=["plan.gate.opened"],
+    )
+
+
+def _gate_escalated() -> Notification:
+    title = _choose((_QUESTION, tr("Escalated question")), ("", tr("Escalated approval")))
+    return Notification(
+        "plan-gate-escalated",
+        tr("Tells people that a gate has waited so long that others may answer as well"),
+        "plan.gate.*",
+        ["plan.gate.escalated"],
+        tr("{title}: {place}", title=title, place=_place()),
+        tr("{who}: {message}.", who=_WHO, message="{{ plain(fact.message) }}") + _gate_lines(),
     )
 
 

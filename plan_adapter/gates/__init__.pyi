@@ -12,3 +12,4 @@ from plan_adapter.model.approvals import ApprovalRequest as ApprovalRequest
 from plan_adapter.model.approvals import Gate as Gate
 from plan_adapter.model.approvals import StandingApproval as StandingApproval
 from plan_adapter.model.options import ApprovalPolicy as ApprovalPolicy
+from plan_adapter.model.options import Escalation as Escalation

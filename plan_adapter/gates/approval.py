@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pwd
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
@@ -12,9 +13,23 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 from pydantic import JsonValue
 
 from plan_adapter.gates.freezes import Override
-from plan_adapter.gates.policy import EffectivePolicy, intersect
+from plan_adapter.gates.policy import EffectivePolicy, intersect, is_name
 from plan_adapter.gates.quorum import nobody_is_named, why_quorum_out_of_reach
-from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Decision, FreezeOverride, Gate, GateKind, GatePolicy
+from plan_adapter.model.approvals import (
+    DELEGATE,
+    Agreement,
+    Answer,
+    Approval,
+    ApprovalRequest,
+    Decision,
+    Delegation,
+    ExcludedAs,
+    FreezeOverride,
+    Gate,
+    GateKind,
+    GatePolicy,
+    person_of,
+)
 from plan_adapter.model.errors import ContentChangedError, InvalidAnswerError, NotApprovedError
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import ApprovalPolicy
@@ -138,22 +153,22 @@ def gate_policy_of(
     *,
     requested_by: str,
     revised_by: str = "",
+    authors: tuple[str, ...] = (),
     step_id: str | None = None,
     kind: GateKind = "approval",
     overrides: tuple[FreezeOverride, ...] = (),
 ) -> GatePolicy:
     """Return the gate policy of `plan`, or of the gate of a step: the stricter of its own policy and `policy`, with groups as names.
 
-    The largest quorum of the plans there and of `policy` applies to an approval. One person answers any other `kind` of gate. `overrides`
-    are the change freezes that an approval of the plan overrides, which restrict it to the people whom `policy` names for that.
+    The largest quorum of the plans there and of `policy` applies to an approval. One person answers any other `kind` of gate. `authors` of
+    the plan count if it does not let them approve. `overrides` are the change freezes that an approval of the plan overrides, which
+    restrict it to the people whom `policy` names for that.
     """
     step = None if step_id is None else plan.find_step(step_id)
     policies, stored = plan.policies_at(step), policy.stored
-    named, proofs = None, None
-    for names in plan.approvers_at(step_id):
-        named = intersect(named, policy.members(names))
-    for override in (overriding := _deciders(policy, overrides)):
-        named = intersect(named, tuple(policy.members(override.approvers) or ()))
+    overriding, proofs = _deciders(policy, overrides), None
+    deciders = [tuple(policy.members(override.approvers) or ()) for override in overriding]
+    named = _in_all_lists([policy.members(names) for names in plan.approvers_at(step_id)], deciders)
     for own in policies:
         proofs = intersect(proofs, tuple(own.known_by) or None)
     approvers, known_by, excluded_by = intersect(named, policy.approvers), intersect(proofs, policy.known_by), ""
@@ -168,12 +183,70 @@ def gate_policy_of(
         self_approval=all(own.self_approval for own in policies) and policy.self_approval,
         requested_by=requested_by,
         revised_by=revised_by,
+        authors=authors if excludes_authors(plan, policy, step_id) else (),
+        escalate_after_ms=0 if (escalation := plan.escalation_at(step_id)) is None else escalation.after_ms,
+        escalate_to=_escalates_to(plan, policy, deciders, step_id=step_id, approvers=approvers),
+        delegate=not overrides and plan.lets_delegate(step_id),
         expires=plan.expires_at(step_id),
         remind_after_ms=next((own.remind_after_ms for own in policies if own.remind_after_ms), 0),
         release=(plan.approval or ApprovalPolicy()).release,
         excluded_by=excluded_by,
         overrides=overrides,
     )
+
+
+def excludes_authors(plan: ExecutionPlan, policy: EffectivePolicy, step_id: str | None) -> bool:
+    """Return whether the plan gate or a step's gate takes no approval by an author of the plan."""
+    return plan.excludes_authors(step_id) or not policy.author_approval
+
+
+def _in_all_lists(*lists: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    """Return the names that are in every list, where None stands for anyone."""
+    named: tuple[str, ...] | None = None
+    for names in (names for some in lists for names in some):
+        named = intersect(named, names)
+    return named
+
+
+def _escalates_to(
+    plan: ExecutionPlan,
+    policy: EffectivePolicy,
+    deciders: Sequence[tuple[str, ...]],
+    *,
+    step_id: str | None,
+    approvers: tuple[str, ...] | None,
+) -> tuple[str, ...]:
+    """Return who may answer besides `approvers` once the gate has escalated, or, if anyone may answer, who is to be told."""
+    escalation = plan.escalation_at(step_id)
+    if escalation is None:
+        return ()
+    lists = [policy.members(names) for names in plan.approvers_at(step_id, is_escalated=True)] or [policy.members(escalation.to)]
+    able = intersect(_in_all_lists(lists, deciders), policy.approvers) or ()
+    return tuple(name for name in able if name not in (approvers or ()))
+
+
+def policy_in_force(gate_policy: GatePolicy, *, is_escalated: bool, delegations: Sequence[Delegation] = ()) -> GatePolicy:
+    """Return `gate_policy` with the people who may answer by now: those that the gate escalated to, and those that approvers named.
+
+    An approver who let another person answer may not answer any more.
+    """
+    approvers = gate_policy.approvers
+    if approvers is not None and is_escalated:
+        approvers = tuple(dict.fromkeys((*approvers, *gate_policy.escalate_to)))
+    for delegation in delegations:
+        if approvers is not None and delegation.by in approvers:
+            others = (name for name in approvers if name != delegation.by)
+            approvers = tuple(dict.fromkeys((*others, delegation.to)))
+    return replace(gate_policy, approvers=approvers, is_escalated=is_escalated, delegations=tuple(delegations))
+
+
+def as_far_as(gate_policy: GatePolicy, policy: EffectivePolicy, at_gate: GatePolicy) -> GatePolicy:
+    """Return `gate_policy` with those who may answer because the gate with `at_gate` escalated, or because approvers there named them.
+
+    `policy` restricts them, too.
+    """
+    found = policy_in_force(gate_policy, is_escalated=at_gate.is_escalated, delegations=at_gate.delegations)
+    return replace(found, approvers=intersect(found.approvers, policy.approvers))
 
 
 def _deciders(policy: EffectivePolicy, overrides: tuple[FreezeOverride, ...]) -> list[Override]:
@@ -192,12 +265,21 @@ def with_current_policy(
     """
     if policy.number is None:
         return gate_policy
-    requested_by, revised_by = gate_policy.requested_by, gate_policy.revised_by
-    overrides = gate_policy.overrides
-    today = gate_policy_of(plan, policy, requested_by=requested_by, revised_by=revised_by, step_id=step_id, kind=kind, overrides=overrides)
-    approvers = gate_policy.approvers
+    overrides, approvers = gate_policy.overrides, gate_policy.approvers
+    today = gate_policy_of(
+        plan,
+        policy,
+        requested_by=gate_policy.requested_by,
+        revised_by=gate_policy.revised_by,
+        authors=gate_policy.authors,
+        step_id=step_id,
+        kind=kind,
+        overrides=overrides,
+    )
+    today = as_far_as(today, policy, gate_policy)
     if approvers is not None and today.approvers is not None:
-        lists = [*plan.approvers_at(step_id), *(override.approvers for override in _deciders(policy, overrides))]
+        lists = plan.approvers_at(step_id, is_escalated=gate_policy.is_escalated)
+        lists += [override.approvers for override in _deciders(policy, overrides)]
         named = (*(name for names in lists for name in names), *policy.named)
         members = [member for name in named for member in policy.groups.get(name, ()) if member in today.approvers]
         approvers = tuple(dict.fromkeys((*approvers, *members)))
@@ -213,6 +295,8 @@ def strictest(first: GatePolicy, *others: GatePolicy) -> GatePolicy:
             known_by=intersect(first.known_by, other.known_by),
             quorum=max(first.quorum, other.quorum),
             self_approval=first.self_approval and other.self_approval,
+            authors=tuple(dict.fromkeys((*first.authors, *other.authors))),
+            delegate=first.delegate and other.delegate,
             excluded_by=first.excluded_by or other.excluded_by,
         )
     return first
@@ -254,12 +338,45 @@ def refusal(gate_policy: GatePolicy, identity: "Identity", *, decision: Decision
         return f"{one_line(by)} is identified only by {known_by}; an answer here needs {proofs}"
     if decision == "approve" and gate_policy.quorum > 1 and gate_policy.approvers is None:
         return nobody_is_named(gate_policy)
-    if decision == "approve" and not gate_policy.self_approval and by in (gate_policy.requested_by, gate_policy.revised_by):
-        did = "started this run" if by == gate_policy.requested_by else "changed this run"
-        others = [name for name in gate_policy.approvers or () if name not in (gate_policy.requested_by, gate_policy.revised_by)]
+    if decision == "approve" and (excluded_as := (excluded := gate_policy.may_not_approve).get(by)) is not None:
+        others = [name for name in gate_policy.approvers or () if name not in excluded]
         instead = f"only {', '.join(others)} may" if others else "somebody else must approve it"
-        return f"{one_line(by)} {did} and may not approve it; {instead}"
+        return f"{one_line(by)} {_EXCLUDED_AS[excluded_as]} and may not approve it; {instead}"
     return None
+
+
+_EXCLUDED_AS: dict[ExcludedAs, str] = {
+    "requester": "started this run",
+    "reviser": "changed this run",
+    "author": "is an author of this plan",
+}
+
+
+def why_not_delegated(
+    gate_policy: GatePolicy, policy: EffectivePolicy, *, by: str, to: str, agreements: Sequence[Agreement] = ()
+) -> str | None:
+    """Return why `by` may not let `to` answer at the gate in their place, or None. That `by` may answer is checked elsewhere.
+
+    `policy` is the store's and the settings': nobody can add people whom it excludes. `agreements` are those that the gate has.
+    """
+    if not gate_policy.delegate:
+        return "approvers may not let others answer here: the plan does not say `approval: {delegate: true}`"
+    if gate_policy.approvers is None:
+        return "anyone may answer here, so nobody has to be named"
+    if not to or not is_name(to):
+        return f"{to[:80]!r} cannot be the name of a person"
+    if to in policy.groups:
+        return f"{one_line(to)} is a group: name one person"
+    if person_of(to) == person_of(by):
+        return f"{one_line(by)} may answer already: name another person"
+    if person_of(by) in {person_of(agreement.by) for agreement in agreements}:
+        return f"{one_line(by)} has already approved"
+    if (excluded_as := gate_policy.may_not_approve.get(to)) is not None:
+        return f"{one_line(to)} {_EXCLUDED_AS[excluded_as]} and may not approve it: name another person"
+    if policy.approvers is not None and to not in policy.approvers:
+        return f"the settings or the store's policy let only {', '.join(policy.approvers) or 'nobody'} answer at gates"
+    after = replace(gate_policy, approvers=tuple(dict.fromkeys((*(name for name in gate_policy.approvers if name != by), to))))
+    return why_quorum_out_of_reach(after)
 
 
 def why_nobody_may_answer(gate_policy: GatePolicy) -> str | None:
@@ -321,8 +438,13 @@ def gated_steps(validated: ValidatedPlan, policy: EffectivePolicy) -> list[str]:
     return [step.id for step in validated.plan.all_steps if needs_gate(step, validated, policy)]
 
 
-def approval_text_to_sign(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str, result: JsonValue = None) -> str:
-    """Return the text that an approver's SSH key signs. It binds this answer, at a question with its `result`, to this content here."""
+def approval_text_to_sign(
+    *, approval_digest: str, decision: Decision | Literal["delegate"], run_id: str, gate_id: str, result: JsonValue = None
+) -> str:
+    """Return the text that an approver's SSH key signs. It binds this answer, at a question with its `result`, to this content here.
+
+    The `result` of a delegation is who answers instead.
+    """
     answer = "" if result is None else f"result: {_digest_of_result(result)}\n"
     return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\n{answer}run: {run_id}\ngate: {gate_id}\n"
 
@@ -357,7 +479,12 @@ def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
         return resolution_text_to_sign(
             digest=request.approval_digest, resolution=answer.decision, result=answer.result, run_id=request.run_id
         )
-    decision, gate_id = decision_of(answer), request.gate_id or ""
+    gate_id = request.gate_id or ""
+    if answer.decision == DELEGATE:
+        return approval_text_to_sign(
+            approval_digest=request.approval_digest, decision=DELEGATE, run_id=request.run_id, gate_id=gate_id, result={"to": answer.to}
+        )
+    decision = decision_of(answer)
     result = read_answer(request, answer.result) if request.kind == "question" and decision == "approve" else None
     return approval_text_to_sign(
         approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id, result=result

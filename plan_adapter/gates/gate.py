@@ -11,7 +11,7 @@ from plan_adapter.model.plan import new_id
 from plan_adapter.model.readable import duration
 from plan_adapter.model.record import PlanRun, Receipt
 
-GateEventKind = Literal["opened", "answered", "expired", "reminder"]
+GateEventKind = Literal["opened", "answered", "expired", "reminder", "escalated"]
 
 
 @runtime_checkable

@@ -51,6 +51,8 @@ class Policy(DocumentModel):
     """How many different people must approve at any gate for an approval, at least."""
     self_approval: bool = True
     """Whether the person who started a run can approve it."""
+    author_approval: bool = True
+    """Whether an author of a plan can approve it: whoever saved it or revised the run."""
     gate_effects: list[Effect] = Field(default_factory=list)
     """Steps whose tools have these effects wait at a gate of their own."""
     allow_unapproved: bool = True
@@ -132,10 +134,11 @@ def _bad_names(policy: Policy) -> list[Problem]:
         ),
     ]
     hint = "write the name without white space around it and without invisible characters"
-    return [Problem(code, at=at, message=f"{name[:80]!r} cannot be a name", hint=hint) for code, at, name in named if not _is_name(name)]
+    return [Problem(code, at=at, message=f"{name[:80]!r} cannot be a name", hint=hint) for code, at, name in named if not is_name(name)]
 
 
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
+    """Return whether people and groups can be called this: without white space around it and invisible characters."""
     return bool(name) and name == name.strip() and visible(name) == name and name.isprintable()
 
 
@@ -164,6 +167,7 @@ class EffectivePolicy:
     known_by: tuple[KnownBy, ...] | None = None
     quorum: int = 1
     self_approval: bool = True
+    author_approval: bool = True
     gate_effects: tuple[Effect, ...] = ()
     allow_unapproved: bool = True
     allowed_signers: Path | str | None = None  # a file, or the lines themselves
@@ -199,6 +203,7 @@ def effective_policy(settings: Settings, policy: Policy | None = None, *, number
         known_by=intersect(tuple(settings.known_by) or None, tuple(store_policy.known_by) or None),
         quorum=max(settings.quorum, store_policy.quorum),
         self_approval=settings.allow_self_approval and store_policy.self_approval,
+        author_approval=store_policy.author_approval,
         gate_effects=tuple(effect for effect in EFFECTS if effect in effects),
         allow_unapproved=settings.allow_unapproved and store_policy.allow_unapproved,
         allowed_signers=signers,

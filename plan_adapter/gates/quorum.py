@@ -30,8 +30,7 @@ def able_to_approve(gate_policy: GatePolicy) -> list[str] | None:
     """Return the different people who may approve, or None if no approvers are named."""
     if gate_policy.approvers is None:
         return None
-    excluded = () if gate_policy.self_approval else (gate_policy.requested_by, gate_policy.revised_by)
-    return people_in(name for name in gate_policy.approvers if name not in excluded)
+    return people_in(name for name in gate_policy.approvers if name not in gate_policy.may_not_approve)
 
 
 def why_one_is_too_few(gate_policy: GatePolicy, what: str) -> str | None:

@@ -6,7 +6,7 @@ Times are aware datetimes in UTC, by the store's clock.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 from unicodedata import normalize
 
 from pydantic import JsonValue
@@ -36,15 +36,18 @@ GateKind: TypeAlias = Literal["approval", "question", "outcome"]
 `approve` answers a question, with the values of its fields. An outcome gate approves nothing.
 """
 
-GateAnswer: TypeAlias = Decision | Resolution | Literal["answer"]
-"""What a person says at a gate. `answer`, at a question, is recorded as `approve`, with the values of its fields."""
+GateAnswer: TypeAlias = Decision | Resolution | Literal["answer", "delegate"]
+"""What a person says at a gate.
+
+`answer`, at a question, is recorded as `approve`, with the values of its fields. `delegate` lets another person answer instead.
+"""
 
 GATE_ANSWERS: Mapping[GateKind, tuple[GateAnswer, ...]] = {
     "approval": get_args(Decision),
     "question": ("answer", "reject"),
     "outcome": get_args(Resolution),
 }
-"""What each kind of gate takes."""
+"""What closes each kind of gate. Approvals and questions also take `delegate`."""
 
 GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"] | Resolution
 """How a gate was closed. `superseded`: a new version of the plan replaced the question. An outcome gate closes with the resolution."""
@@ -66,6 +69,9 @@ def pause_kind_of(keyset: str) -> PauseKind | None:
 
 AGREE = "agree"
 """What the store records as the decision of an agreement, next to the decisions of answers."""
+
+DELEGATE: Final = "delegate"
+"""What it records as the decision of a delegation."""
 
 
 def person_of(name: str) -> str:
@@ -94,6 +100,21 @@ class Agreement:
     note: str = ""  # what they wrote
     signature: str | None = None  # an armored SSH signature of `approval_text_to_sign`
     expires_at: datetime | None = None  # until when it counts; None: no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """An approver's word that another person answers at a gate in their place."""
+
+    id: str  # its own id
+    gate_id: str  # the gate it was given at
+    approval_digest: str  # the content that was shown
+    by: str  # who gave it
+    to: str  # who answers instead
+    known_by: str  # a `KnownBy`
+    at: datetime  # when
+    note: str = ""  # what they wrote
+    signature: str | None = None  # an armored SSH signature of `approval_text_to_sign`
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +154,7 @@ class Approval:
 class Answer:
     """An unchecked answer at a gate. All of it is untrusted text."""
 
-    decision: Decision | Resolution  # depends on the kind of gate
+    decision: Decision | Resolution | Literal["delegate"]  # depends on the kind of gate
     by: str
     note: str = ""
     channel: Literal["os_user", "form", "unverified"] = "unverified"  # how `by` is known without `code` and `signature`
@@ -141,6 +162,7 @@ class Answer:
     signature: str | None = None  # an armored SSH signature of `text_to_sign`
     result: JsonValue = None  # with `done`: what the call returned; at a question: the answer, by field
     digest: str | None = None  # a prefix of the digest shown with the question; None: not given
+    to: str = ""  # with `delegate`: who answers instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +171,10 @@ class FreezeOverride:
 
     name: str
     until: datetime  # when the freeze ends, and the override with it
+
+
+ExcludedAs: TypeAlias = Literal["requester", "reviser", "author"]
+"""Why a person may not approve: they started the run, revised it, or wrote its plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +187,25 @@ class GatePolicy:
     self_approval: bool = True
     requested_by: str = ""  # who started the run
     revised_by: str = ""  # who replaced an earlier version with the content in question
+    authors: tuple[str, ...] = ()  # the authors of the plan, if none of them may approve it
+    escalate_after_ms: int = 0  # how long the gate waits before `escalate_to` may answer as well; 0: it does not escalate
+    escalate_to: tuple[str, ...] = ()  # names, with groups resolved
+    is_escalated: bool = False  # whether the gate has waited for that long, so that `approvers` has `escalate_to` among them
+    delegate: bool = False  # whether an approver may let another person answer in their place
+    delegations: tuple[Delegation, ...] = ()  # those that count in `approvers`, oldest first
     expires: Expiry = "reject"
     remind_after_ms: int = 0
     release: bool = False
     excluded_by: str = ""  # the environment variable that leaves nobody, or no proof, to answer with
     overrides: tuple[FreezeOverride, ...] = ()  # the change freezes that an approval overrides
+
+    @property
+    def may_not_approve(self) -> Mapping[str, ExcludedAs]:
+        """The people who may answer, but not approve, each with why."""
+        found: dict[str, ExcludedAs] = dict.fromkeys(self.authors, "author")
+        if not self.self_approval:
+            found |= {self.revised_by: "reviser", self.requested_by: "requester"}
+        return {name: why for name, why in found.items() if name}
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,17 @@ class Concurrency(PlanPart):
     )
 
 
+class Escalation(PlanPart):
+    """Who else may answer at a gate that has waited for a while."""
+
+    noun: ClassVar[str] = "an escalation"
+
+    after_ms: int = Field(ge=1000, description="How long a gate waits before it escalates, in milliseconds. At least a second.")
+    to: list[str] = Field(
+        description="The names and groups that may then answer as well. Nobody answers in their place.", json_schema_extra={"minItems": 1}
+    )
+
+
 class ApprovalPolicy(PlanPart):
     """Who may approve and operate, how approvers prove their identity, which steps wait at a gate, and what happens if nobody answers."""
 
@@ -181,6 +192,13 @@ class ApprovalPolicy(PlanPart):
         description="How many different approvers must approve. One is enough to reject, and for questions and unknown outcomes.",
     )
     self_approval: bool = Field(default=True, description="Whether the person who started the run may approve it.")
+    author_approval: bool = Field(
+        default=True,
+        description="Whether an author of the plan may approve it: whoever saved this content or revised the run; of a plan that nobody "
+        "saved, whoever started the run.",
+    )
+    escalate: Escalation | None = Field(default=None, description="Who else may answer if a gate waits too long. By default nobody.")
+    delegate: bool = Field(default=False, description="Whether an approver may let another person answer at a gate in their place.")
     known_by: list[KnownBy] = Field(default_factory=list, description="The accepted proofs of an approver's identity. Empty means any.")
     effects: list[Effect] = Field(
         default_factory=list,
@@ -204,7 +222,9 @@ class ApprovalPolicy(PlanPart):
         """Return whether this policy accepts every answer that a gate with the policy `other` accepts."""
         who = not self.approvers or {*self.approvers} == {*other.approvers}
         proof = not self.known_by or bool(other.known_by and {*other.known_by} <= {*self.known_by})
-        return who and proof and self.quorum <= other.quorum and (self.self_approval or not other.self_approval)
+        people = (self.self_approval or not other.self_approval) and (self.author_approval or not other.author_approval)
+        adds = not self.approvers or (other.escalate in (None, self.escalate) and (self.delegate or not other.delegate))
+        return who and proof and people and adds and self.quorum <= other.quorum
 
 
 class RunWindow(PlanPart):

@@ -21,6 +21,7 @@ from plan_adapter.model.options import (
     Concurrency,
     Effect,
     ErrorPolicy,
+    Escalation,
     ExecutionOptions,
     Expiry,
     Input,
@@ -651,20 +652,48 @@ class ExecutionPlan(PlanPart):
         """The tools in the `always_execute` of this plan's own policy."""
         return [] if self.approval is None else self.approval.always_execute
 
-    def approvers_at(self, step_id: str | None) -> list[list[str]]:
+    def approvers_at(self, step_id: str | None, *, is_escalated: bool = False) -> list[list[str]]:
         """Return the approvers at the plan gate or at a step's gate, as written: an answer needs a name that all the lists accept.
 
         The innermost plan that names approvers decides, except that `effects` of a plan around it ask that plan's approvers as well.
-        A question may name its own. Without a list, anyone is accepted.
+        A question may name its own. Without a list, anyone is accepted. `is_escalated`: each list with those that its plan escalates to.
         """
         step = self.find_step(step_id)
+        deciding = self._deciding_policies(step)
         if step is not None and step.approvers:
-            return [step.approvers]
+            added = [name for policy in deciding if is_escalated and policy.escalate is not None for name in policy.escalate.to]
+            return [[*step.approvers, *added]]
+        lists = (
+            [*policy.approvers, *(policy.escalate.to if is_escalated and policy.escalate is not None else ())]
+            for policy in deciding
+            if policy.approvers
+        )
+        return [*{tuple(names): names for names in lists}.values()]
+
+    def escalation_at(self, step_id: str | None) -> Escalation | None:
+        """Return when the plan gate or a step's gate escalates, and to whom: the latest time of the plans whose approvers answer there."""
+        deciding = self._deciding_policies(self.find_step(step_id))
+        found = [policy.escalate for policy in deciding if policy.escalate is not None]
+        if len(found) <= 1:
+            return found[0] if found else None
+        return Escalation(after_ms=max(each.after_ms for each in found), to=[name for each in found for name in each.to])
+
+    def _deciding_policies(self, step: Step | None) -> list[ApprovalPolicy]:
+        """Return the policies whose approvers answer at the plan gate or at the gate of `step`; where none names any, the innermost one."""
         policies = self.policies_at(step)
         is_call = step is not None and step.ask is None and not step.inner
         asking = [index for index, policy in enumerate(policies) if index == 0 or (is_call and policy.effects)]
-        lists = (next((policy.approvers for policy in policies[index:] if policy.approvers), list[str]()) for index in asking)
-        return [*{tuple(names): names for names in lists if names}.values()]
+        named = (next((policy for policy in policies[index:] if policy.approvers), policies[index]) for index in asking)
+        return [*{id(policy): policy for policy in named}.values()]
+
+    def excludes_authors(self, step_id: str | None) -> bool:
+        """Return whether the plan gate or a step's gate takes no approval by an author."""
+        return any(not policy.author_approval for policy in self.policies_at(self.find_step(step_id)))
+
+    def lets_delegate(self, step_id: str | None) -> bool:
+        """Return whether an approver at the plan gate or at a step's gate may let another person answer: all plans there say so."""
+        policies = [policy for policy in self.policies_at(self.find_step(step_id)) if policy.approvers or policy.delegate]
+        return bool(policies) and all(policy.delegate for policy in policies)
 
     def why_nobody_answers(self, step: Step) -> str | None:
         """Return why nobody may answer at a gate of `step`, as far as the plans there alone decide, or None.

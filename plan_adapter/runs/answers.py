@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
-from plan_adapter.gates.approval import gate_policy_of, refusal, with_current_policy
+from plan_adapter.gates.approval import as_far_as, refusal, why_not_delegated, with_current_policy
 from plan_adapter.gates.gate import changes_text
 from plan_adapter.gates.identity import (
     Identity,
@@ -24,11 +24,12 @@ from plan_adapter.gates.identity import (
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.quorum import why_too_few
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
+from plan_adapter.model.approvals import DELEGATE, Answer, Approval, ApprovalRequest, Delegation, Gate, GatePolicy
 from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError
-from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.plan import ExecutionPlan, new_id
 from plan_adapter.model.record import PlanRun, Receipt
 from plan_adapter.runs.frozen import overridden_by
+from plan_adapter.runs.gate_policies import gate_policy_at
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.redaction import without_secrets
 from plan_adapter.store.store import PlanStore
@@ -53,7 +54,9 @@ async def _why_stale_under(
 ) -> str | None:
     kind = "approval" if answer.result is None else "question"
     overrides = await overridden_by(answer, store) if policy.stored.freezes else ()
-    gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=answer.step_id, kind=kind, overrides=overrides)
+    gate_policy = await gate_policy_at(plan, run, store, policy, step_id=answer.step_id, kind=kind, overrides=overrides)
+    if gate_policy.escalate_after_ms or gate_policy.delegate:
+        gate_policy = as_far_as(gate_policy, policy, (await store.gates.get(gate_id)).gate_policy)
     if (reason := refusal(gate_policy, recorded_identity(answer), decision=answer.decision)) is not None:
         return reason
     if is_signed(answer):
@@ -100,10 +103,13 @@ class GateAnswers:
     signed_in: Identity | None = None  # of the person who signed in to answer
 
     async def close(self, gate: Gate, answer: Answer, request: ApprovalRequest) -> Gate:
-        """Verify `answer`, close `gate` with it, and return the closed gate. It is still open if it needs more approvals.
+        """Verify `answer`, close `gate` with it, and return the closed gate.
 
-        Raises NotApprovedError if the answer is refused, and RunConflictError if another answer came first.
+        It is still open if it needs more approvals, or if an approver lets another person answer. Raises NotApprovedError if the answer is
+        refused, and RunConflictError if another answer came first.
         """
+        if answer.decision == DELEGATE:
+            return await self.store.gates.delegate(await self._verify_delegation(answer, request))
         if gate.kind != "outcome" or gate.step_id is None:
             approval, gate_policy = await self._verify_approval(answer, request)
             return await self.store.gates.answer(gate.id, approval, gate_policy=gate_policy)
@@ -127,11 +133,14 @@ class GateAnswers:
 
     async def _gate_policy_under(self, policy: EffectivePolicy, request: ApprovalRequest) -> GatePolicy:
         """Return the gate policy of `request` as it is now: the one that the gate opened with, and the store's of today if it has one."""
+        gate_policy = request.gate_policy
+        if request.gate_id is not None and (gate_policy.escalate_after_ms or gate_policy.delegate):  # it changes while the gate waits
+            gate_policy = (await self.store.gates.get(request.gate_id)).gate_policy
         if policy.number is None or request.run_id is None:
-            return request.gate_policy
+            return gate_policy
         run = await self.store.run(request.run_id, with_steps=False)
         plan = await self.store.get(run.digest)
-        return with_current_policy(request.gate_policy, plan, policy, step_id=request.step_id, kind=request.kind)
+        return with_current_policy(gate_policy, plan, policy, step_id=request.step_id, kind=request.kind)
 
     async def resolution_at(self, gate: Gate) -> Receipt | None:
         """Return the receipt with the resolution that closed `gate`, or None if it is open or not an outcome gate."""
@@ -148,6 +157,29 @@ class GateAnswers:
         gate_policy = await self._gate_policy_under(proof_context.policy, request)
         approval = await approval_from(answer, replace(request, gate_policy=gate_policy), proof_context)
         return without_secrets(approval, self.redact), gate_policy
+
+    async def _verify_delegation(self, answer: Answer, request: ApprovalRequest) -> Delegation:
+        """Return `answer` as a delegation, with its identity verified and allowed. Raises NotApprovedError."""
+        if request.kind == "outcome" or request.gate_id is None:
+            raise InvalidAnswerError("this gate asks for the outcome of a call: answer done, again or abort")
+        proof_context = await self._proof_context()
+        gate_policy = await self._gate_policy_under(proof_context.policy, request)
+        to, given = answer.to.strip(), (await self.store.gates.get(request.gate_id)).agreements
+        if reason := why_not_delegated(gate_policy, proof_context.policy, by=answer.by, to=to, agreements=given):
+            raise NotApprovedError(reason)
+        identity = await verify_answer(replace(answer, to=to), replace(request, gate_policy=gate_policy), proof_context)
+        delegation = Delegation(
+            id=new_id(),
+            gate_id=request.gate_id,
+            approval_digest=request.approval_digest,
+            by=answer.by,
+            to=to,
+            known_by=identity.known_by,
+            at=await self.store.now(),
+            note=answer.note,
+            signature=answer.signature,
+        )
+        return without_secrets(delegation, self.redact)
 
     async def _verify_resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
         """Return `answer` as a resolution, with its identity verified and allowed. Raises NotApprovedError."""

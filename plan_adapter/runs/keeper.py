@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from plan_adapter.local.crash_points import reached
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.hooks import Event, Listener, call_hook, notify
-from plan_adapter.model.readable import item_number
+from plan_adapter.model.readable import duration, item_number, one_line
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.runs.answers import GateAnswers
 from plan_adapter.runs.run_session import RunRequest, RunSession
@@ -112,7 +112,8 @@ class OpenGate:
     async def watch(self) -> None:
         """Return once any process has closed the gate, or it has expired by the database's clock."""
         store = self._store
-        deadline = None if self.gate.expires_at is None else await self._deadline(self.gate.expires_at)
+        expires_at = self.gate.expires_at
+        deadline = None if expires_at is None else time.monotonic() + await self.seconds_until(expires_at)
         while not self.closed.done():
             gate = await store.gates.get(self.gate.id)
             if gate.end is None and deadline is not None and time.monotonic() >= deadline:
@@ -123,10 +124,9 @@ class OpenGate:
             left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
             await store.changed(min(POLL_SECONDS, max(0.01, left)))
 
-    async def _deadline(self, expires_at: datetime) -> float:
-        """Return when the gate expires by the database's clock, as a time of this process's monotonic clock."""
-        read_at, now = time.monotonic(), await self._store.now()
-        return read_at + (expires_at - now).total_seconds()
+    async def seconds_until(self, at: datetime) -> float:
+        """Return how long it is until `at` by the database's clock. Negative if that is past."""
+        return (at - await self._store.now()).total_seconds()
 
     async def watch_cancellation(self, cancel_reason: Callable[[], Awaitable[str | None]]) -> None:
         """Cancel the run, and its gate, once `cancel_reason` returns a reason."""
@@ -161,10 +161,14 @@ class OpenGate:
             self.closed.set_result(self.gate)
 
     def take_state(self, gate: Gate) -> None:
-        """Take over the state of the gate in the store: whether it is closed, or which approvals it has so far."""
+        """Take over the state of the gate in the store: whether it is closed, who may answer, and which approvals it has so far."""
         if gate.end is not None:
             self._set_closed(gate)
-        elif len(gate.agreements) > len(self.request.agreements):
+            return
+        if gate.gate_policy != self.gate.gate_policy:  # it has escalated, or an approver let another person answer
+            self.gate = replace(self.gate, gate_policy=gate.gate_policy)
+            self.request = replace(self.request, gate_policy=gate.gate_policy)
+        if len(gate.agreements) > len(self.request.agreements):
             self.gate = replace(self.gate, agreements=gate.agreements)
             self.request = replace(self.request, agreements=gate.agreements)
             message = f"{gate.agreements[-1].by} approved: {progress_in_words(gate.gate_policy, gate.agreements)}"
@@ -381,6 +385,8 @@ class GateKeeper:
             yield open_gate.watch_cancellation(self.session.backend.cancellation)
         if open_gate.gate.gate_policy.remind_after_ms:
             yield self._remind(open_gate)
+        if open_gate.gate.gate_policy.escalate_after_ms:
+            yield self._escalate(open_gate)
 
     async def _ask_in_form(self, forms: GateForms, open_gate: OpenGate) -> None:
         reason = await forms.ask(open_gate)
@@ -408,6 +414,20 @@ class GateKeeper:
             if open_gate.is_announced:
                 self._emit("reminder", open_gate.gate)
             log.warning("run %s still waits for an answer: `plan gates` shows the gate", self.run.id)
+
+    async def _escalate(self, open_gate: OpenGate) -> None:
+        """Tell people once the gate escalates. The store decides by its clock who may answer then."""
+        gate_policy = open_gate.gate.gate_policy
+        if gate_policy.is_escalated:
+            return
+        await asyncio.sleep(await open_gate.seconds_until(open_gate.gate.opened_at + timedelta(milliseconds=gate_policy.escalate_after_ms)))
+        open_gate.take_state(await self.store.gates.get(open_gate.gate.id))
+        if open_gate.closed.done():
+            return
+        names = " and ".join(map(one_line, gate_policy.escalate_to)) or "nobody else"
+        message = f"nobody has answered for {duration(gate_policy.escalate_after_ms)}: {names} may answer as well"
+        self._emit("escalated", open_gate.gate, message)
+        log.warning("the gate of run %s escalates: %s", self.run.id, message)
 
     def _emit(self, kind: GateEventKind, gate: Gate, message: str | None = None, answer: Approval | None = None) -> None:
         if self.forms is not None:

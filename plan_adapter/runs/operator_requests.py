@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices, skipped_by
-from plan_adapter.gates.approval import gate_policy_of, refusal, strictest
+from plan_adapter.gates.approval import refusal, strictest
 from plan_adapter.gates.identity import Identity, identity_of_account
 from plan_adapter.gates.quorum import why_one_is_too_few
 from plan_adapter.model.approvals import ApprovalRequest, GatePolicy, OperatorRequestKind
@@ -12,6 +12,7 @@ from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import StepStatus
+from plan_adapter.runs.gate_policies import gate_policy_at
 from plan_adapter.runs.run_session import Requester, RunRequest, proof_options
 from plan_adapter.store.database.columns import escape_unstorable
 from plan_adapter.store.operator_requests import OperatorRequest
@@ -97,7 +98,7 @@ async def record_operator_request(
     Raises NotApprovedError, which is also written to the audit log. Raises RunConflictError if the run has changed in the meantime.
     """
     policy = await store.policy.effective(run_request.settings)
-    places = [gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=step_id) for step_id in steps or [None]]
+    places = [await gate_policy_at(plan, run, store, policy, step_id=step_id) for step_id in steps or [None]]
     is_open = kind == "override_freeze" or not rollback_needs_approver
     gate_policy = GatePolicy() if is_open else strictest(*places)
     digest = await store.operator_requests.digest_of(run.id, kind, steps)

@@ -33,6 +33,7 @@ from plan_adapter.model.status import PlanStatus, RunReason
 from plan_adapter.runs.answers import earlier_answer_notices, why_stale
 from plan_adapter.runs.folders import folder_text, in_folder, move_text
 from plan_adapter.runs.frozen import Frozen, frozen_now, refuse_frozen, still_frozen
+from plan_adapter.runs.gate_policies import authors_at, gate_policy_at
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.secret_lookup import missing_secret_notices
@@ -86,7 +87,9 @@ async def refuse_frozen_start(
     return frozen
 
 
-def refuse_quorum_out_of_reach(bound: BoundPlan, policy: EffectivePolicy, *, requested_by: str, frozen: Frozen) -> None:
+async def refuse_quorum_out_of_reach(
+    bound: BoundPlan, store: PlanStore, policy: EffectivePolicy, *, requested_by: str, frozen: Frozen
+) -> None:
     """Return if enough people may approve at each gate of a run that `requested_by` starts; raise NotApprovedError otherwise.
 
     `frozen` has the change freezes that an approval of the plan is to override.
@@ -99,7 +102,8 @@ def refuse_quorum_out_of_reach(bound: BoundPlan, policy: EffectivePolicy, *, req
         if step is not None and step.ask is not None:
             continue
         overrides = frozen.overrides if step_id is None else ()
-        gate_policy = gate_policy_of(plan, policy, requested_by=requested_by, step_id=step_id, overrides=overrides)
+        authors = await authors_at(plan, store, policy, step_id=step_id, requested_by=requested_by)
+        gate_policy = gate_policy_of(plan, policy, requested_by=requested_by, authors=authors, step_id=step_id, overrides=overrides)
         if (why := why_quorum_out_of_reach(gate_policy)) is not None:
             where = "of the plan" if step_id is None else f"of step `{one_line(step_id)}`"
             raise NotApprovedError(f"the gate {where} could never be passed, so the run does not start: {why}")
@@ -201,10 +205,16 @@ async def refuse_approver(
         return
     revisions = [] if run is None else await store.revisions.of_run(run.id)
     requested_by = run_request.requested_by if run is None else run.requested_by or ""
-    revised_by = revisions[-1].by if revisions else ""
     plan = bound.validated.plan
-    overrides = (await frozen_now(plan, store, policy, run=run, asked=run_request.override_freeze)).overrides
-    run_request.approver.check_policy(gate_policy_of(plan, policy, requested_by=requested_by, revised_by=revised_by, overrides=overrides))
+    gate_policy = gate_policy_of(
+        plan,
+        policy,
+        requested_by=requested_by,
+        revised_by=revisions[-1].by if revisions else "",
+        authors=await authors_at(plan, store, policy, requested_by=requested_by, run_id=None if run is None else run.id),
+        overrides=(await frozen_now(plan, store, policy, run=run, asked=run_request.override_freeze)).overrides,
+    )
+    run_request.approver.check_policy(gate_policy)
 
 
 async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
@@ -326,7 +336,7 @@ async def _gate_policy_now(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -
     revisions = await keeper.store.revisions.of_run(run.id)
     revised_by = revisions[-1].by if revisions else ""
     policy = await keeper.store.policy.effective(keeper.run_request.settings)
-    return gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
+    return await gate_policy_at(bound.validated.plan, run, keeper.store, policy, revised_by=revised_by)
 
 
 async def _ask_at_gate(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
@@ -394,13 +404,8 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
     answers, revisions = await store.approvals(run.id), await store.revisions.of_run(run.id)
     policy = await store.policy.effective(settings)
     frozen = await frozen_now(plan, store, policy, run=run)
-    gate_policy = gate_policy_of(
-        plan,
-        policy,
-        requested_by=run.requested_by or "",
-        revised_by=revisions[-1].by if revisions else "",
-        overrides=frozen.overrides,
-    )
+    revised_by = revisions[-1].by if revisions else ""
+    gate_policy = await gate_policy_at(plan, run, store, policy, revised_by=revised_by, overrides=frozen.overrides)
     changes, stale = await earlier_answer_notices(await _answers(run, bound, store), plan, run, store, settings)
     await _record_waiting(run, store, message="; ".join(stale) or None)
     replaced = version_to_compare(revisions, answers)

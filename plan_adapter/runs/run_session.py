@@ -16,7 +16,7 @@ from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import Cluster, StepGates, StepRunner
 from plan_adapter.execution.scope import Publish, ReportRun
-from plan_adapter.gates.approval import Approver, Operation, gate_policy_of, os_user, refusal, refuse_operation
+from plan_adapter.gates.approval import Approver, Operation, os_user, refusal, refuse_operation
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.gates.identity import Identity, identity_of_name
 from plan_adapter.gates.policy import EffectivePolicy
@@ -29,6 +29,7 @@ from plan_adapter.model.hooks import Hooks, Listener
 from plan_adapter.model.options import KnownBy
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.record import PlanRun, RunContext
+from plan_adapter.runs.gate_policies import gate_policy_at
 from plan_adapter.runs.secret_lookup import model_redactor
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -252,7 +253,7 @@ async def require_approver(
 
     `doing` begins the error message.
     """
-    gate_policy = gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or "", step_id=step_id)
+    gate_policy = await gate_policy_at(plan, run, store, await store.policy.effective(settings), step_id=step_id)
     if (why := refusal(gate_policy, identity, decision=decision)) is not None:
         await store.ledger.record_refusal(run.id, f"{doing}: {why}", by=identity.by, known_by=identity.known_by)
         raise NotApprovedError(f"{doing}: {why}")

@@ -16,6 +16,7 @@ from plan_adapter.model.approvals import Approval, StandingApproval
 from plan_adapter.model.errors import InvalidPlanError, NotApprovedError, StoreError
 from plan_adapter.model.plan import ExecutionPlan, new_id
 from plan_adapter.model.record import PlanRun, RunContext
+from plan_adapter.runs.gate_policies import authors_at
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
@@ -35,9 +36,8 @@ async def use_standing_approval(bound: BoundPlan, run: PlanRun, store: PlanStore
     file_id = await _store_signed_file(store, run, run_request, policy)
     now = await store.now()
     for standing in await store.standing.find():
-        reason = why_not_covered(standing, bound, schedule=run_request.schedule, now=now) or _refusal(
-            standing, bound.validated.plan, policy
-        )
+        reason = why_not_covered(standing, bound, schedule=run_request.schedule, now=now)
+        reason = reason or await _refusal(standing, bound.validated.plan, store, policy)
         if standing.source is not None and standing.id != file_id:
             reason = reason or f"{standing.source} next to this plan no longer contains it"
         if reason is None:
@@ -50,9 +50,12 @@ async def use_standing_approval(bound: BoundPlan, run: PlanRun, store: PlanStore
     return None
 
 
-def _refusal(standing: StandingApproval, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None = None) -> str | None:
+async def _refusal(
+    standing: StandingApproval, plan: ExecutionPlan, store: PlanStore, policy: EffectivePolicy, *, step_id: str | None = None
+) -> str | None:
     """Return why the person who gave `standing` is not allowed to approve this plan, or this step, or None."""
-    gate_policy = gate_policy_of(plan, policy, requested_by="", step_id=step_id)  # started by a schedule
+    authors = await authors_at(plan, store, policy, step_id=step_id)
+    gate_policy = gate_policy_of(plan, policy, requested_by="", authors=authors, step_id=step_id)  # started by a schedule
     reason = refusal(gate_policy, recorded_identity(standing), decision="approve")
     return reason or why_one_is_too_few(gate_policy, "a standing approval")
 
@@ -72,7 +75,7 @@ async def approve_call_by_standing(
     if standing is None or call.step.id not in standing.steps or (standing.until is not None and standing.until <= await store.now()):
         return None
     policy = await store.policy.effective(run_request.settings)
-    if _refusal(standing, plan, policy, step_id=call.step.id) is not None:  # stale under the current policy: ask a person
+    if await _refusal(standing, plan, store, policy, step_id=call.step.id) is not None:  # stale under the current policy: ask a person
         return None
     await _verify(standing, policy)
     given = replace(

@@ -185,7 +185,9 @@ async def new_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *
     )
 
 
-async def refuse_unready(bound: BoundPlan, run_request: RunRequest, policy: EffectivePolicy, frozen: Frozen | None = None) -> None:
+async def refuse_unready(
+    bound: BoundPlan, store: PlanStore, run_request: RunRequest, policy: EffectivePolicy, frozen: Frozen | None = None
+) -> None:
     """Raise if a new run lacks what it needs: a model, Dask, secrets, or enough people who may approve.
 
     `frozen` has the change freezes that an approval is to override.
@@ -193,7 +195,7 @@ async def refuse_unready(bound: BoundPlan, run_request: RunRequest, policy: Effe
     refuse_without_model(bound.validated, run_request)
     refuse_without_dask(bound.validated)
     await refuse_missing_secrets(bound.validated, run_request.settings)
-    refuse_quorum_out_of_reach(bound, policy, requested_by=run_request.requested_by, frozen=frozen or Frozen())
+    await refuse_quorum_out_of_reach(bound, store, policy, requested_by=run_request.requested_by, frozen=frozen or Frozen())
 
 
 async def execute_plan(
@@ -217,7 +219,7 @@ async def execute_plan(
         if not answered and not record_pending:
             raise await missing_approval_error(bound, opened, run_request.settings)
         with look_up_secrets_on(server):
-            await refuse_unready(bound, run_request, policy, frozen)
+            await refuse_unready(bound, opened, run_request, policy, frozen)
             await refuse_approver(bound, opened, run_request, policy)
             await refuse_turn(bound, opened, run_request.context)
             run = await create_run(bound, opened, run_request)

@@ -30,6 +30,7 @@ from plan_adapter.model.rounds import RoundRecord, rounds_of
 from plan_adapter.model.status import RunReason
 from plan_adapter.runs.answers import earlier_answer_notices, why_stale
 from plan_adapter.runs.frozen import frozen_now
+from plan_adapter.runs.gate_policies import gate_policy_at
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.plan_approval import gate_context
 from plan_adapter.runs.standing import approve_call_by_standing
@@ -102,7 +103,7 @@ class CallGates:
         keeper, run = self.keeper, self.keeper.run
         policy = await keeper.store.policy.effective(keeper.run_request.settings)
         kind: GateKind = "approval" if call.step.ask is None else "question"
-        gate_policy = gate_policy_of(self._plan, policy, requested_by=run.requested_by or "", step_id=call.step.id, kind=kind)
+        gate_policy = await gate_policy_at(self._plan, run, keeper.store, policy, step_id=call.step.id, kind=kind)
         before = [step for step in run.steps if step.id in self.approved.bound.validated.dependencies[call.step.id]]
         changes, stale = await earlier_answer_notices(
             [row for row in answers if row.decision == "approve" or row.at >= self.approved.approval.at],

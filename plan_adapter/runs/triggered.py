@@ -57,7 +57,7 @@ async def start_in_flow(
 
     if event is None:
         bound = bind_inputs(validated, await with_variables_here(validated.plan, parameters))
-        await _refuse(bound, run_request, policy)
+        await _refuse(bound, store, run_request, policy)
         if validated.plan.unread_variables(parameters):  # they may be part of its name
             await name_by_inputs(validated, bound.inputs)
         return bound, await create_run(bound, store, run_request, flow_run_id=flow_run_id)
@@ -66,7 +66,7 @@ async def start_in_flow(
         if isinstance(start, UnusedEvent):
             return start
         bound = bind_inputs(validated, await with_variables_here(validated.plan, {**parameters, **start.inputs}))
-        await _refuse(bound, run_request, policy)
+        await _refuse(bound, store, run_request, policy)
         created = await _create_triggered(bound, store, run_request, start.claim, flow_run_id=flow_run_id)
     if isinstance(created, UnusedEvent):
         return created
@@ -74,10 +74,10 @@ async def start_in_flow(
     return bound, created
 
 
-async def _refuse(bound: BoundPlan, run_request: RunRequest, policy: EffectivePolicy) -> None:
+async def _refuse(bound: BoundPlan, store: PlanStore, run_request: RunRequest, policy: EffectivePolicy) -> None:
     """Raise if the run may not be started, or lacks what it needs."""
     refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
-    await refuse_unready(bound, run_request, policy)
+    await refuse_unready(bound, store, run_request, policy)
 
 
 async def _create_triggered(

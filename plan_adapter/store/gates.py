@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, true, update
 
-from plan_adapter.gates.approval import refusal
+from plan_adapter.gates.approval import policy_in_force, refusal
 from plan_adapter.gates.identity import agreements_that_count, recorded_identity
 from plan_adapter.gates.quorum import why_already_given
-from plan_adapter.model.approvals import AGREE, Agreement, Approval, Gate, GateEnd, GatePolicy
+from plan_adapter.model.approvals import AGREE, DELEGATE, Agreement, Approval, Delegation, Gate, GateEnd, GatePolicy
 from plan_adapter.model.errors import NotApprovedError, PlanAdapterError, RunConflictError, RunNotFoundError
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import Input
@@ -22,6 +22,7 @@ from plan_adapter.store.database.columns import database_now, now_of
 from plan_adapter.store.database.database import Database, StorePart, reads, signal, writes
 from plan_adapter.store.database.patience import PatientDatabase
 from plan_adapter.store.database.rows import (
+    ESCALATION_MARK,
     QUORUM_MARK,
     Row,
     agreed_at,
@@ -33,6 +34,8 @@ from plan_adapter.store.database.rows import (
     batched,
     context_columns,
     context_of,
+    delegation_of,
+    delegation_row,
     dump_json,
     gate_policy_in,
     gate_policy_text,
@@ -134,7 +137,7 @@ class Gates(StorePart):
                 return agreed
             closed = _close_first(connection, same, "answered")
         if closed is None:
-            return _refusal_of(connection, self.tenant_id, gate_id, approval)
+            return _refusal_of(connection, self.tenant_id, gate_id, approval.approval_digest)
         gate = _gate_of(connection, closed)
         expiries = [each.expires_at for each in (*gate.agreements, approval) if each.expires_at is not None]
         given = {
@@ -151,6 +154,30 @@ class Gates(StorePart):
         audit.append(connection, closed["run_id"], [entries.of_approval(json_row(answers, given))])
         signal(connection)
         return gate
+
+    @records
+    def delegate(self, connection: Connection, delegation: Delegation) -> Gate:
+        """Let another person answer at an open gate in the place of an approver, and return the gate. Whoever calls has checked both.
+
+        Raises RunConflictError for a closed gate and for an overdue one, and NotApprovedError for a gate that asks about other content.
+        """
+        same = and_(_has_id(delegation.gate_id, self.tenant_id), gates.c.approval_digest == delegation.approval_digest)
+        row = connection.execute(select(gates).where(same, _is_open(), _is_in_time()).with_for_update()).mappings().first()
+        if row is None:
+            raise _refusal_of(connection, self.tenant_id, delegation.gate_id, delegation.approval_digest)
+        given = {
+            **context_columns(context_of(row)),
+            **delegation_row(delegation),
+            "at": now_of(connection),
+            "run_id": row["run_id"],
+            "step_id": row["step_id"] or None,
+            "item": row["item"],
+        }
+        connection.execute(insert(answers).values(given))
+        stored = connection.execute(select(answers).where(answers.c.id == delegation.id)).mappings().one()
+        audit.append(connection, row["run_id"], [entries.of_approval(json_row(answers, stored))])
+        signal(connection)
+        return _gate_of(connection, row)
 
     @reads
     def answer_to(self, connection: Connection, gate_id: str) -> Approval | None:
@@ -212,8 +239,8 @@ class Gates(StorePart):
             query = query.where(_is_open())
         rows: Sequence[Row] = connection.execute(seen_by(self.tenant_id, query, gates)).mappings().all()
         attended = {owner: _is_attended(owner) for owner in {row["owner"] for row in rows if row["closed_at"] is None}}
-        agreements = _agreements_at(connection, rows)
-        return [gate_of(row, attended=attended, agreements=agreements.get(row["id"], ())) for row in rows]
+        given = _given_at(connection, rows)
+        return [gate_of(row, attended=attended, given=given[row["id"]]) for row in rows]
 
 
 def _agree(
@@ -273,41 +300,56 @@ def are_open(connection: Connection, run_id: str) -> bool:
     return connection.scalar(select(gates.c.id).where(gates.c.run_id == run_id, _is_open()).limit(1)) is not None
 
 
-def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None, agreements: Sequence[Agreement] = ()) -> Gate:
-    """Return the gate of a row, with its `agreements`.
+@dataclass(slots=True)
+class _Given:
+    """What people gave at a gate so far without closing it, oldest first, and the time for which that is asked."""
+
+    agreements: list[Agreement] = field(default_factory=list[Agreement])
+    delegations: list[Delegation] = field(default_factory=list[Delegation])
+    at: datetime | None = None  # None: the gate does not escalate
+
+
+def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None, given: _Given | None = None) -> Gate:
+    """Return the gate of a row, with what was given there, and the policy in force.
 
     `attended` maps owners of open gates to whether they live, if that is already known.
     """
     owner: str | None = row["owner"]
+    given, gate_policy = given or _Given(), gate_policy_in(row["rules"])
+    waited = timedelta() if given.at is None else given.at - row["opened_at"]
+    is_escalated = bool(gate_policy.escalate_after_ms) and waited >= timedelta(milliseconds=gate_policy.escalate_after_ms)
     return Gate(
         **{name: row[name] for name in _COPIED_COLUMNS},
         step_id=row["step_id"] or None,
         item=item_of(row),
         text=row.get("text") or "",
         fields={name: Input(**field) for name, field in json.loads(row["fields"] or "{}").items()},
-        gate_policy=gate_policy_in(row["rules"]),
+        gate_policy=policy_in_force(gate_policy, is_escalated=is_escalated, delegations=given.delegations),
         attended=None if row["closed_at"] is not None else _is_attended(owner) if attended is None else attended[owner],
-        agreements=tuple(agreements),
+        agreements=tuple(given.agreements),
     )
 
 
 def _gate_of(connection: Connection, row: Row) -> Gate:
-    """Return the gate of a row, with the agreements that the database has."""
-    return gate_of(row, agreements=_agreements_at(connection, [row]).get(row["id"], ()))
+    """Return the gate of a row, with what the database has of it."""
+    return gate_of(row, given=_given_at(connection, [row])[row["id"]])
 
 
-def _agreements_at(connection: Connection, rows: Sequence[Row]) -> dict[str, list[Agreement]]:
-    """Return the agreements at the gates of `rows`, oldest first, by gate.
+def _given_at(connection: Connection, rows: Sequence[Row]) -> dict[str, _Given]:
+    """Return what was given at the gates of `rows`, by gate.
 
-    A gate that opened for one approval may have them, too: a policy may ask for more while it waits.
+    A gate that opened for one approval may have agreements, too: a policy may ask for more while it waits.
     """
-    found = dict[str, list[Agreement]]()
+    now = now_of(connection) if any(ESCALATION_MARK in row["rules"] for row in rows) else None
+    found = {row["id"]: _Given(at=now and (row["closed_at"] or now)) for row in rows}
     for some in batched({row["run_id"] for row in rows}):
         is_valid = or_(answers.c.expires_at.is_(None), answers.c.expires_at > database_now())
-        query = select(answers).where(answers.c.run_id.in_(some), answers.c.decision == AGREE, is_valid)
+        query = select(answers).where(answers.c.run_id.in_(some), answers.c.decision.in_((AGREE, DELEGATE)), is_valid)
         for row in connection.execute(query.order_by(answers.c.at, answers.c.id)).mappings():
-            agreement = agreement_of(row)
-            found.setdefault(agreement.gate_id, []).append(agreement)
+            if row["decision"] == AGREE and (given := found.get((agreement := agreement_of(row)).gate_id)) is not None:
+                given.agreements.append(agreement)
+            elif row["decision"] == DELEGATE and (given := found.get((delegation := delegation_of(row)).gate_id)) is not None:
+                given.delegations.append(delegation)
     return found
 
 
@@ -383,7 +425,7 @@ def _accepts(approval: Approval) -> ColumnElement[bool]:
     return gates.c.kind == ("approval" if approval.result is None else "question")
 
 
-def _refusal_of(connection: Connection, tenant: str | None, gate_id: str, approval: Approval) -> PlanAdapterError:
+def _refusal_of(connection: Connection, tenant: str | None, gate_id: str, approval_digest: str) -> PlanAdapterError:
     try:
         gate = _expire(connection, tenant, gate_id)
     except RunConflictError as missing:
@@ -393,12 +435,12 @@ def _refusal_of(connection: Connection, tenant: str | None, gate_id: str, approv
             f"this gate asks how `{call_name(gate.step_id or '', gate.item, gate.label, kind=gate.call_kind)}` ended and takes no "
             f"approval: answer it with `{answer_command(gate)}`"
         )
-    if gate.closed_at is None and gate.approval_digest == approval.approval_digest:
+    if gate.closed_at is None and gate.approval_digest == approval_digest:
         what = "asks a question, not for an approval" if gate.kind == "question" else "asks for an approval, not for a result"
         return NotApprovedError(f"this gate {what}: answer it with `{answer_command(gate)}`")
     if gate.closed_at is None:
         return NotApprovedError(
-            f"the answer is to other content ({approval.approval_digest[:12]}…) than the gate asks about ({gate.approval_digest[:12]}…): "
+            f"the answer is to other content ({approval_digest[:12]}…) than the gate asks about ({gate.approval_digest[:12]}…): "
             "look at the gate again, then answer it"
         )
     what = "the plan" if gate.step_id is None else f"step `{call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)}`"

@@ -142,6 +142,12 @@ def versions_of(connection: Connection, tenant: str | None, name: str) -> list[P
     return [_version_of(row) for row in connection.execute(query).mappings()]
 
 
+def authors_of(connection: Connection, tenant: str | None, digest: str) -> list[str]:
+    """Return who saved a plan with this digest, the first one first."""
+    query = select(versions.c.author).where(versions.c.digest == digest).order_by(versions.c.created_at, versions.c.version)
+    return [*dict.fromkeys(connection.scalars(seen_by(tenant, query, versions)))]
+
+
 def versions_by_content(connection: Connection, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[PlanVersion]]:
     """Return the versions that have these contents, oldest first, by (tenant, digest)."""
     tenants, found = {tenant for tenant, _ in keys}, defaultdict[tuple[str, str], list[PlanVersion]](list)

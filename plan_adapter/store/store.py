@@ -192,6 +192,10 @@ class PlanStore(StorePart):
         """Return the versions of a named plan, newest first."""
         return await self._database.read(lambda connection: plans.versions_of(connection, self.tenant_id, name))
 
+    async def authors(self, digest: str) -> list[str]:
+        """Return who saved a plan with this digest, under any name, the first one first."""
+        return await self._database.read(lambda connection: plans.authors_of(connection, self.tenant_id, digest))
+
     async def versions_problem(self) -> str | None:
         """Return a message about the first version or document of a plan that was altered or is missing, or None."""
         return await self._database.read(plans.problem_of_saved)

@@ -15,7 +15,7 @@ from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.options import Effect, Expiry
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.readable import as_text, code, counted, cut, duration, fenced, is_secret_name, one_line, redacted, visible, words
-from plan_adapter.text.listing import secrets_fact
+from plan_adapter.text.listing import either, secrets_fact
 from plan_adapter.text.preview import Preview, StepPreview
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 
@@ -98,6 +98,15 @@ def expiry_sentence(
     if nobody is not None:
         waits = f" {expiry_sentence(plan, expires_ms, step, at=at)}" if expires_ms else ""
         return tr("**Nobody may answer: {why}.**", why=nobody) + waits
+    escalation = plan.escalation_at(None if step is None else step.id)
+    if escalation is not None:
+        names, after = either(escalation.to), duration(escalation.after_ms)
+        adds = tr("If nobody has answered after {time}, {names} may answer as well.", time=after, names=names)
+        return f"{_waits(plan, expires_ms, step, at=at)} {adds}"
+    return _waits(plan, expires_ms, step, at=at)
+
+
+def _waits(plan: ExecutionPlan, expires_ms: int, step: Step | None, *, at: datetime | None) -> str:
     if not expires_ms:
         return tr("It waits until somebody answers.")
     expiry, limit = "reject" if step is None else plan.expires_at(step.id), duration(expires_ms)

@@ -245,7 +245,11 @@ def policy_facts(plan: ExecutionPlan, permissions: Permissions, *, asks: bool, g
     who = tr("who may approve: {names}", names=either(policy.approvers) or tr("anyone"))
     if policy.quorum > 1:
         who += tr(", {count} different people together", count=policy.quorum)
-    facts.append(who + ("" if policy.self_approval else tr(", but not the person who started the run")))
+    who += "" if policy.self_approval else tr(", but not the person who started the run")
+    who += "" if policy.author_approval else tr(", but not an author of the plan")
+    facts.append(who + (tr("; each may let another person answer") if policy.delegate else ""))
+    if policy.escalate is not None:
+        facts.append(escalation_fact(policy.escalate.after_ms, policy.escalate.to))
     proofs = tr(" or ").join(policy.known_by) or tr("in any way")
     facts.append(tr("how an approver must prove who they are: {proofs}", proofs=proofs))
     if policy.always_execute:
@@ -289,6 +293,11 @@ def permissions_facts(permissions: Permissions) -> list[str]:
 def always_execute_fact(tools: Collection[str]) -> str:
     """Return a phrase about the tools in `always_execute`."""
     return tr("tools that models may call without a confirmation: {names}", names=", ".join(map(code, tools)))
+
+
+def escalation_fact(after_ms: int, names: Sequence[str]) -> str:
+    """Return a phrase about who else may answer once a gate has waited for so long."""
+    return tr("if a gate waits for {time}, these may answer as well: {names}", time=duration(after_ms), names=either(names))
 
 
 def operators_fact(policy: ApprovalPolicy) -> str:

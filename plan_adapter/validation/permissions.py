@@ -249,6 +249,7 @@ def check_gates(plans: Sequence[ExecutionPlan], calls: list[Call], inner: list[C
         _check_known_by(plan.approval, findings)
         _check_quorum(plan.approval, findings)
         _check_entries_once(plan.approval, findings)
+        _check_additions(plan.approval, findings)
         _check_always_execute(plan.approval, around, [*calls, *inner], findings)
         _check_has_effect(plan, findings, gates=bool(gated) or has_inner_gates)
         _check_times(plan.approval, plan.options.approval_timeout_ms, findings)
@@ -292,7 +293,9 @@ def _has_gate(plans: Sequence[ExecutionPlan], call: Call, owner: ExecutionPlan |
 
 
 def _check_names(policy: ApprovalPolicy, findings: Findings) -> None:
-    for code, field, names in (("bad-approver", "approvers", policy.approvers), ("bad-operator", "operators", policy.operators)):
+    lists = [("bad-approver", "approvers", policy.approvers), ("bad-operator", "operators", policy.operators)]
+    lists += [("bad-approver", "escalate.to", policy.escalate.to)] if policy.escalate is not None else []
+    for code, field, names in lists:
         for index, name in enumerate(names):
             at = f"approval.{field}[{index}]"
             if not name.strip():
@@ -333,6 +336,7 @@ def _check_entries_once(policy: ApprovalPolicy, findings: Findings) -> None:
         ("known_by", [*policy.known_by]),
         ("effects", [*policy.effects]),
         ("always_execute", policy.always_execute),
+        ("escalate.to", [] if policy.escalate is None else policy.escalate.to),
     )
     for field, entries in lists:
         seen: set[str] = set()
@@ -364,9 +368,24 @@ def _check_has_effect(plan: ExecutionPlan, findings: Findings, *, gates: bool) -
     findings.warn("idle-policy", "approval", message, f"remove it, or `{option}`; it applies only if the settings require an approval")
 
 
+def _check_additions(policy: ApprovalPolicy, findings: Findings) -> None:
+    """Add the problems of an escalation and of delegation: without anybody, or without an effect."""
+    if policy.escalate is not None and not policy.escalate.to:
+        findings.add("bad-approver", "approval.escalate.to", "the gate escalates to nobody", "name the people who may then answer as well")
+    if policy.escalate is not None and policy.approvers and not {*policy.escalate.to} - {*policy.approvers}:
+        message = "everybody here may answer already, so they are only told"
+        findings.warn("idle-policy", "approval.escalate.to", message, "name other people, or use `remind_after_ms`")
+    if policy.delegate and not policy.approvers:
+        message = "anyone may answer, so there is nothing to delegate"
+        findings.warn("idle-policy", "approval.delegate", message, "name the people who may answer in approval.approvers")
+
+
 def _check_times(policy: ApprovalPolicy, timeout_ms: int, findings: Findings) -> None:
     remind_ms = policy.remind_after_ms
     if timeout_ms:
+        if policy.escalate is not None and policy.escalate.after_ms >= timeout_ms:
+            message = f"no gate is open for {duration(policy.escalate.after_ms)}: gates expire after {duration(timeout_ms)}"
+            findings.warn("idle-policy", "approval.escalate.after_ms", message, "escalate earlier than options.approval_timeout_ms")
         if remind_ms >= timeout_ms:
             message = f"no gate is open for {duration(remind_ms)}: gates expire after {duration(timeout_ms)}"
             findings.warn("idle-policy", "approval.remind_after_ms", message, "remind earlier than options.approval_timeout_ms")

@@ -257,3 +257,28 @@ async def test_two_hundred_gates_are_listed_with_the_final_ones_first(world: Wor
     assert "200 gates wait" in said(page)
     assert page.text.count("You may answer") == 200
     assert page.text.rindex("Cannot be undone") < page.text.index('<li class="card">')
+
+
+async def test_an_approver_lets_another_person_answer(world: World, desk: Desk) -> None:
+    _, gate = await world.detached(world.plan(policy=PEOPLE.model_copy(update={"delegate": True})))
+    ana, eve = desk.person("ana@example.org"), desk.person("eve@example.org")
+    page = await ana.get(f"/gates/{gate.id}")
+    assert "Let somebody else answer instead of you" in said(page)
+    refused = await ana.answer(gate, "delegate", to=" ")
+    assert (refused.status_code, "the name of the person who answers instead is missing" in said(refused)) == (422, True)
+    assert "Let somebody else" not in said(await eve.get(f"/gates/{gate.id}"))
+    assert (await eve.answer(gate, "delegate", to="eve@example.org")).status_code == 403
+    await ana.answer(gate, "delegate", to="eve@example.org")
+    after = said(await ana.get(f"/gates/{gate.id}"))
+    assert "Recorded: eve@example.org answers instead of ana@example.org." in after
+    assert "ana@example.org may not answer here; only bo@example.org, eve@example.org may" in after
+    await eve.answer(gate, "approve")
+    assert await closed(world, gate) == ("approve", "eve@example.org", "proxy")
+
+
+async def test_nobody_delegates_where_the_plan_does_not_say_so(world: World, desk: Desk) -> None:
+    _, gate = await world.detached(world.plan(policy=PEOPLE))
+    ana = desk.person("ana@example.org")
+    assert "Let somebody else" not in said(await ana.get(f"/gates/{gate.id}"))
+    refused = await ana.answer(gate, "delegate", to="eve@example.org")
+    assert (refused.status_code, "approvers may not let others answer here" in said(refused)) == (403, True)

@@ -7,7 +7,7 @@ from pydantic import BaseModel, JsonValue
 
 from plan_adapter.model.inventory import HostGroup
 from plan_adapter.model.language import LANGUAGES
-from plan_adapter.model.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow, Trigger
+from plan_adapter.model.options import ApprovalPolicy, Concurrency, Escalation, ExecutionOptions, Input, Question, RunWindow, Trigger
 from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30) | st.sampled_from(
@@ -141,6 +141,9 @@ approvals = every_field(
     operators=names,
     quorum=st.integers(1, 3),
     self_approval=st.booleans(),
+    author_approval=st.booleans(),
+    escalate=optional(every_field(Escalation, after_ms=st.integers(1000, 10**9), to=st.lists(texts, min_size=1, max_size=2))),
+    delegate=st.booleans(),
     known_by=st.lists(st.sampled_from(["ssh_signature", "totp", "sign_in", "proxy", "os_user", "form", "unverified"]), max_size=2),
     effects=st.lists(effects, max_size=2),
     expires=st.sampled_from(["reject", "skip"]),

@@ -11,6 +11,10 @@ Refusal = type[Exception] | None
 APPROVERS = {"ana": "ana", "Ana": "ana", "ＡＮＡ": "ana", "bo": "bo", "安娜": "安娜", "chi": "chi"}
 """Who may approve where several must, and who each of the names is."""
 
+ESCALATES_AFTER = 60
+ESCALATES_TO = "dan"
+"""How many seconds a gate that needs several approvals waits before this person may approve, too."""
+
 
 @dataclass
 class ModelGate:
@@ -23,7 +27,30 @@ class ModelGate:
     end: GateEnd | None = None
     by: str | None = None
     quorum: int = 1
-    agreed: dict[str, float | None] = field(default_factory=dict[str, float | None])  # by person, until when it counts
+    agreed: list[tuple[str, float | None]] = field(default_factory=list[tuple[str, float | None]])  # by whom, and until when it counts
+    opened: float = 0
+    delegated: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # by whom, and to whom
+
+    def allowed(self, now: float) -> set[str]:
+        """Return the names that may approve at `now`, if several people must."""
+        names = {*APPROVERS, *([ESCALATES_TO] if now - self.opened >= ESCALATES_AFTER else [])}
+        for by, to in self.delegated:
+            if by in names:
+                names = names - {by} | {to}
+        return names
+
+    def counted(self, now: float) -> dict[str, float | None]:
+        """Return until when each person's approval counts at `now`."""
+        found, allowed = dict[str, float | None](), self.allowed(now)
+        for name, until in self.agreed:
+            if name in allowed and (until is None or until > now):
+                found.setdefault(person(name), until)
+        return found
+
+
+def person(name: str) -> str:
+    """Return who the name is."""
+    return APPROVERS.get(name, name)
 
 
 @dataclass
@@ -73,17 +100,25 @@ class GateModel:
         if gate.end is not None or gate.content != content:
             return NotApprovedError if gate.end is None else RunConflictError
         if decision == "approve" and gate.quorum > 1:
-            if by not in APPROVERS:
-                return NotApprovedError
-            counted = {person: valid for person, valid in gate.agreed.items() if valid is None or valid > self.now}
-            if APPROVERS[by] in counted:
+            counted = gate.counted(self.now)
+            if by not in gate.allowed(self.now) or person(by) in counted:
                 return NotApprovedError
             if len(counted) + 1 < gate.quorum:
-                gate.agreed[APPROVERS[by]] = until
+                gate.agreed.append((by, until))
                 return None
-            until = min((valid for valid in (until, *counted.values()) if valid is not None), default=None)
+            until = min(
+                (valid for valid in (until, *(each for _, each in gate.agreed)) if valid is not None and valid > self.now), default=None
+            )
         gate.end, gate.by = "answered", by
         self.approvals[approval_id] = ModelApproval(gate.run, gate.step, content, decision, until)
+        return None
+
+    def delegate(self, gate_id: str, by: str, to: str) -> Refusal:
+        self.close(gate_id, "expired")
+        gate = self.gates[gate_id]
+        if gate.end is not None:
+            return RunConflictError
+        gate.delegated.append((by, to))
         return None
 
     def use(self, run: str, approval_id: str) -> Refusal:

@@ -4,6 +4,7 @@ Several people answer for two runs of the same plan, on a real store. `gate_mode
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from sqlalchemy import false, true
 
+from plan_adapter.gates.approval import policy_in_force
 from plan_adapter.model.approvals import Decision, GatePolicy
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus
 from plan_adapter.store.recorder import StoreRecorder
-from tests.gates.gate_model import APPROVERS, GateModel, ModelApproval, ModelGate
-from tests.store.builders import a_gate, a_plan, an_answer, an_approval, an_attempt, created, validated
+from tests.gates.gate_model import APPROVERS, ESCALATES_AFTER, ESCALATES_TO, GateModel, ModelApproval, ModelGate, person
+from tests.store.builders import a_delegation, a_gate, a_plan, an_answer, an_approval, an_attempt, created, validated
 from tests.store.machine import StoreMachine, explore, require_events
 
 FREE, GATED = "check", "restart"
@@ -29,7 +31,8 @@ CALLS = ("b" * 64, "c" * 64)
 RUNS = st.sampled_from((0, 0, 1))
 NUMBERS = st.integers(0, 99)
 PEOPLE = st.sampled_from(("ana", "bo", "安娜"))
-NAMES = st.sampled_from((*APPROVERS, "zoe"))
+NAMES = st.sampled_from((*APPROVERS, "zoe", ESCALATES_TO))
+OTHERS = st.sampled_from(("zoe", "bo", "chi", "Ana"))
 PROOFS = st.sampled_from(("totp", "form"))
 QUORUMS = st.sampled_from((1, 1, 2, 3))
 DECISIONS = st.sampled_from(("approve", "approve", "approve", "reject", "request_changes"))
@@ -73,11 +76,12 @@ class GateMachine(StoreMachine):
     def open(self, run: int, call: str | None, seconds: int | None, quorum: int = 1) -> None:
         run_id, step = self.ids[run], None if call is None else GATED
         content = call or self.model.contents[run_id]
-        policy = GatePolicy(approvers=tuple(APPROVERS), quorum=quorum)
+        policy = GatePolicy(approvers=tuple(APPROVERS), quorum=quorum, delegate=True)
+        policy = replace(policy, escalate_after_ms=ESCALATES_AFTER * 1000, escalate_to=(ESCALATES_TO,))
         asked = a_gate(self.do(self.store.run(run_id)), step, approval_digest=content, gate_policy=policy)
         opened = self.do(self.store.gates.open(asked, timeout_ms=(seconds or 0) * 1000))
         deadline = None if seconds is None else self.model.now + seconds
-        assert opened.id == self.model.open(asked.id, ModelGate(run_id, step, content, deadline, quorum=quorum))
+        assert opened.id == self.model.open(asked.id, ModelGate(run_id, step, content, deadline, quorum=quorum, opened=self.model.now))
 
     @precondition(lambda self: self.model.gates)
     @rule(number=NUMBERS, newest=MOSTLY, decision=DECISIONS, by=NAMES, seconds=SECONDS, same=MOSTLY, proof=PROOFS)
@@ -88,8 +92,15 @@ class GateMachine(StoreMachine):
         expected = self.model.answer(gate.id, given.id, content, decision, by, self.model_after(seconds))
         self.compare("answer", self.store.gates.answer(gate.id, given), expected)
         if expected is None and decision == "approve":
-            self.approved.setdefault(gate.id, set()).add(APPROVERS.get(by, by))
+            self.approved.setdefault(gate.id, set()).add(person(by))
             self.gate_of[given.id] = gate.id
+
+    @precondition(lambda self: self.model.gates)
+    @rule(number=NUMBERS, newest=MOSTLY, by=NAMES, to=OTHERS)
+    def delegate(self, number: int, newest: bool, by: str, to: str) -> None:
+        gate = self.do(self.store.gates.get(self.pick(self.model.gates, number, newest)))
+        given = a_delegation(gate, by=by, to=to)
+        self.compare("delegate", self.store.gates.delegate(given), self.model.delegate(gate.id, by, to))
 
     @rule(run=RUNS, call=st.sampled_from((None, *CALLS)), quorum=st.sampled_from((2, 3)), by=st.lists(NAMES, min_size=1, max_size=5))
     def approve_together(self, run: int, call: str | None, quorum: int, by: list[str]) -> None:
@@ -202,7 +213,8 @@ class GateMachine(StoreMachine):
             return True  # given in advance
         gate, people = self.do(self.store.gates.get(gate_id)), self.approved[gate_id]
         same = gate.approval_digest == self.model.approvals[approval_id].content
-        return same and len(people) >= gate.gate_policy.quorum and (gate.gate_policy.quorum == 1 or people <= {*APPROVERS.values()})
+        allowed = {*APPROVERS.values(), ESCALATES_TO, *(person(to) for _, to in self.model.gates[gate_id].delegated)}
+        return same and len(people) >= gate.gate_policy.quorum and (gate.gate_policy.quorum == 1 or people <= allowed)
 
     async def intent(self, run_id: str, step_id: str, **fields: Any) -> None:
         self.attempts += 1
@@ -258,6 +270,10 @@ def test_no_history_of_ten_thousand_passes_without_its_quorum(migrated_file: Pat
     require_events(*EVENTS, "gated call: refused")
 
 
+def _adding(in_force: GatePolicy, opened: GatePolicy) -> GatePolicy:
+    return replace(in_force, approvers=(*(in_force.approvers or ()), *(opened.approvers or ())))
+
+
 STORE = "plan_adapter.store"
 BROKEN: dict[str, dict[str, Callable[..., Any]]] = {
     "an answer covers any content": {f"{STORE}.permission.is_same_content": lambda *_: True},
@@ -272,6 +288,12 @@ BROKEN: dict[str, dict[str, Callable[..., Any]]] = {
     "one person may approve twice": {f"{STORE}.gates.why_already_given": lambda *_: None},
     "a gate needs one approval": {f"{STORE}.gates._has_quorum": false},
     "the names of a quorum are not checked": {f"{STORE}.gates.refusal": lambda *_, **__: None},
+    "a gate escalates at once": {
+        f"{STORE}.gates.policy_in_force": lambda gate_policy, **given: policy_in_force(gate_policy, **{**given, "is_escalated": True})
+    },
+    "who delegated may still approve": {
+        f"{STORE}.gates.policy_in_force": lambda gate_policy, **given: _adding(policy_in_force(gate_policy, **given), gate_policy)
+    },
     "a gate that was withdrawn or replaced takes answers": {f"{STORE}.gates._is_open": true},
 }
 

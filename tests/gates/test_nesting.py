@@ -5,12 +5,13 @@ A plan is put around or into another plan that demands as much as it can, and it
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import pytest
 
-from plan_adapter.gates.approval import gate_policy_of
+from plan_adapter.gates.approval import gate_policy_of, policy_in_force
 from plan_adapter.gates.policy import EffectivePolicy
+from plan_adapter.model.approvals import GatePolicy
 from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.tools.registry import ToolRegistry
@@ -35,6 +36,9 @@ LOOSE: Mapping[str, Any] = {
     "approval.operators": ["intern"],
     "approval.quorum": 1,
     "approval.self_approval": True,
+    "approval.author_approval": True,
+    "approval.escalate": {"after_ms": 1000, "to": ["intern"]},
+    "approval.delegate": True,
     "approval.known_by": ["unverified"],
     "approval.effects": [],
     "approval.always_execute": ["drop", "arrange"],
@@ -106,6 +110,7 @@ STRICT: dict[str, Any] = {
         "known_by": ["totp"],
         "quorum": 2,
         "self_approval": False,
+        "author_approval": False,
         "effects": ["write"],
     },
 }
@@ -129,8 +134,42 @@ def nested(*documents: dict[str, Any]) -> ExecutionPlan:
     return ExecutionPlan.model_validate(document)
 
 
-GateRules: TypeAlias = tuple[Collection[str], Collection[str], int, bool]
-"""The approvers, the proofs, the quorum and whether the requester may approve."""
+class GateRules(NamedTuple):
+    """Who may answer at a gate, at once and after an escalation, with which proofs, and who may not approve."""
+
+    approvers: Collection[str]
+    proofs: Collection[str]
+    quorum: int
+    self_approval: bool
+    author_approval: bool
+    delegate: bool
+    escalated: Collection[str]
+
+    @classmethod
+    def of(cls, gate: GatePolicy) -> "GateRules":
+        """Return the rules of a gate policy, with everybody where it names nobody."""
+        later = policy_in_force(gate, is_escalated=True)
+        return cls(
+            _known(gate.approvers, PEOPLE),
+            _known(gate.known_by, PROOFS),
+            gate.quorum,
+            gate.self_approval,
+            not gate.authors,
+            gate.delegate,
+            _known(later.approvers, PEOPLE),
+        )
+
+    def accepts_no_more_than(self, other: "GateRules") -> bool:
+        """Return whether each answer that is accepted here is accepted by `other`, too."""
+        return (
+            {*self.approvers} <= {*other.approvers}
+            and {*self.escalated} <= {*other.escalated}
+            and {*self.proofs} <= {*other.proofs}
+            and self.quorum >= other.quorum
+            and self.self_approval <= other.self_approval
+            and self.author_approval <= other.author_approval
+            and self.delegate <= other.delegate
+        )
 
 
 @dataclass(frozen=True)
@@ -145,15 +184,11 @@ class Rules:
     def is_as_strict_as(self, other: "Rules") -> bool:
         """Return whether every gate of `other` is here as well, and accepts no more, and nothing else is allowed."""
         return (
-            all(any(_accepts_no_more(gate, demanded) for gate in self.gates) for demanded in other.gates)
+            all(any(gate.accepts_no_more_than(demanded) for gate in self.gates) for demanded in other.gates)
             and {*self.confirmed} >= {*other.confirmed}
             and {*self.permissions} <= {*other.permissions}
             and {*self.operators} <= {*other.operators}
         )
-
-
-def _accepts_no_more(gate: GateRules, other: GateRules) -> bool:
-    return {*gate[0]} <= {*other[0]} and {*gate[1]} <= {*other[1]} and gate[2] >= other[2] and gate[3] <= other[3]
 
 
 def _known(accepted: Collection[str] | None, everything: Collection[str]) -> Collection[str]:
@@ -179,9 +214,9 @@ def rules_of(plan: ExecutionPlan) -> dict[str, Rules]:
         while outer is not None:
             places += [outer.id] if validated.has_gate(outer) else []
             outer = next((known for known in plan.all_steps if known.id == outer.outer), None)
-        gates = [gate_policy_of(plan, EffectivePolicy(), requested_by="sre", step_id=place) for place in places]
+        gates = [gate_policy_of(plan, EffectivePolicy(), requested_by="sre", authors=("cy",), step_id=place) for place in places]
         found[step.local_id] = Rules(
-            gates=tuple((_known(gate.approvers, PEOPLE), _known(gate.known_by, PROOFS), gate.quorum, gate.self_approval) for gate in gates),
+            gates=tuple(map(GateRules.of, gates)),
             confirmed=[name for name, effect in validated.goal_effects(step.id).items() if effect != "read"],
             permissions=validated.permissions_at(step).names,
             operators=operators,
@@ -203,7 +238,7 @@ def test_every_field_is_classified() -> None:
 def test_the_strict_plan_demands_all_it_can() -> None:
     written = {f"approval.{name}" for name in STRICT["approval"]}
     rules = rules_of(nested(STRICT))
-    demanded = (("sre",), ("totp",), 2, False)
+    demanded = GateRules(("sre",), ("totp",), 2, self_approval=False, author_approval=False, delegate=False, escalated=("sre",))
     assert rules["write"].gates == rules["undone"].gates == rules["each"].gates == rules["model"].gates == (demanded, demanded)
     assert (rules["read"].gates, rules["model"].confirmed, rules["model"].permissions) == ((demanded,), ["drop", "arrange"], [])
     for field in LOOSE:  # what else a policy or a list of permissions says only loosens, or says how a gate behaves
@@ -211,7 +246,7 @@ def test_the_strict_plan_demands_all_it_can() -> None:
         assert (
             not is_rule
             or field in written
-            or field.split(".")[-1] in ("always_execute", "expires", "remind_after_ms", "release", "permissions")
+            or field.split(".")[-1] in ("always_execute", "expires", "remind_after_ms", "release", "permissions", "escalate", "delegate")
         )
 
 

@@ -22,6 +22,7 @@ PLAN_FIELDS: list[dict[str, Any]] = [
     {"concurrency": {"key": "restart", "when_busy": "queue"}},
     {"approval": {"approvers": ["ana", "@oncall"], "operators": ["bob"], "self_approval": False, "known_by": ["totp", "ssh_signature"]}},
     {"name": "两个人", "approval": {"approvers": ["ana", "ben", "小明"], "quorum": 2}},
+    {"approval": {"approvers": ["ana"], "author_approval": False, "escalate": {"after_ms": 60_000, "to": ["值班"]}, "delegate": True}},
     {"approval": {"effects": ["write"], "expires": "skip", "remind_after_ms": 60_000, "release": True}},
     {"approval": {"always_execute": ["do"]}, "steps": [{"id": "g", "goal": "Find it", "tools": ["look", "do"]}]},
     {"permissions": ["allow_reorder"], "steps": [{"id": "p", "tool_name": "put"}]},

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.model.options import ApprovalPolicy, Effect
+from plan_adapter.model.options import ApprovalPolicy, Effect, Escalation
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.text.formatting import format_plan
 from plan_adapter.text.preview import Preview, preview_plan, preview_text
@@ -121,6 +121,9 @@ def test_previews_and_plan_texts_show_the_policy() -> None:
         "operators": ["deployers", "值班/夜间"],
         "quorum": 1,
         "self_approval": False,
+        "author_approval": True,
+        "escalate": None,
+        "delegate": False,
         "known_by": ["ssh_signature", "totp"],
         "effects": ["read", "write"],
         "always_execute": [],
@@ -143,6 +146,16 @@ def test_previews_and_plan_texts_show_policy_defaults(fields: dict[str, Any], li
     for text in (preview_text(preview_of(push_plan(**fields))), format_plan(push_plan(**fields))):
         assert "- who may approve: anyone\n- how an approver must prove who they are: in any way\n" in text
         assert f"- {line}\n" in text
+
+
+def test_previews_and_plan_texts_say_who_else_may_answer_and_who_may_not() -> None:
+    policy = ApprovalPolicy(
+        approvers=["ana", "值班"], author_approval=False, delegate=True, escalate=Escalation(after_ms=1_800_000, to=["boss", "老板"])
+    )
+    plan = push_plan(approval=policy)
+    for text in (preview_text(preview_of(plan)), format_plan(plan)):
+        assert "- who may approve: `ana` or `值班`, but not an author of the plan; each may let another person answer\n" in text
+        assert "- if a gate waits for 30 min, these may answer as well: `boss` or `老板`\n" in text
 
 
 def test_a_plan_without_gates_shows_no_approvers() -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from plan_adapter.model.approvals import Approval, Gate, GatePolicy, StandingApproval
+from plan_adapter.model.approvals import Approval, Delegation, Gate, GatePolicy, StandingApproval
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
@@ -178,6 +178,12 @@ def a_gate(run: PlanRun, step_id: str | None = None, **fields: Any) -> Gate:
 def an_answer(gate: Gate, **fields: Any) -> Approval:
     """Return an answer by 安娜 to what `gate` asks."""
     return an_approval(**{"approval_digest": gate.approval_digest} | fields)
+
+
+def a_delegation(gate: Gate, *, by: str = "安娜", to: str = "bo", **fields: Any) -> Delegation:
+    """Return what 安娜 says who lets bo answer at `gate`."""
+    known: dict[str, Any] = {"id": new_id(), "known_by": "totp", "at": datetime.now(UTC), "note": "休假"}
+    return Delegation(gate_id=gate.id, approval_digest=gate.approval_digest, by=by, to=to, **known | fields)
 
 
 def a_standing_approval(**fields: Any) -> StandingApproval:

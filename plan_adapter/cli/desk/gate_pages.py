@@ -103,6 +103,7 @@ class Choices:
     asks_name: bool
     takes_code: bool
     takes_signature: bool
+    may_delegate: bool = False
 
     @classmethod
     def of(cls, gate: Gate, gate_policy: GatePolicy, identity: Identity | None) -> "Choices":
@@ -121,7 +122,9 @@ class Choices:
             refused[decision] = None if identity is None else _why_refused(gate, gate_policy, identity, decision)
         allowed: tuple[GateAnswer, ...] = tuple(decision for decision, why in refused.items() if why is None)
         why_not = tuple(dict.fromkeys(why for why in refused.values() if why is not None))
-        return cls(allowed, why_not, asks_name=identity is None, takes_code=takes_code, takes_signature=takes_signature)
+        may_delegate = gate_policy.delegate and gate_policy.approvers is not None and gate.kind != "outcome" and bool(allowed)
+        proofs = {"asks_name": identity is None, "takes_code": takes_code, "takes_signature": takes_signature}
+        return cls(allowed, why_not, **proofs, may_delegate=may_delegate)
 
 
 def _why_refused(gate: Gate, gate_policy: GatePolicy, identity: Identity, decision: GateAnswer) -> str | None:

@@ -30,7 +30,7 @@ from plan_adapter.gates.gate import closing_message, request_of
 from plan_adapter.gates.identity import DIGEST_BEGINNING, Identity
 from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import GATE_ANSWERS, Answer, Decision, Gate, GateAnswer
+from plan_adapter.model.approvals import DELEGATE, GATE_ANSWERS, Answer, Decision, Gate, GateAnswer
 from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError, PlanAdapterError, RunConflictError, RunNotFoundError
 from plan_adapter.model.readable import moment, visible
 from plan_adapter.runs.answers import GateAnswers
@@ -265,7 +265,7 @@ class Desk:
 
     def _read_answer(self, form: "Mapping[str, str]", gate: Gate, identity: Identity | None) -> Answer:
         """Return the answer in a form. Raises InvalidAnswerError if it is incomplete, and NotApprovedError if it proves nobody."""
-        known: tuple[GateAnswer, ...] = GATE_ANSWERS[gate.kind]
+        known: tuple[GateAnswer, ...] = (*GATE_ANSWERS[gate.kind], "delegate")
         decision: GateAnswer | None = next((each for each in known if form.get("decision") == each), None)
         note = form.get("note", "").replace("\r\n", "\n").strip()
         digest = form.get("digest", "")
@@ -277,6 +277,8 @@ class Desk:
             raise InvalidAnswerError(f"the note has more than {MAX_NOTE_CHARACTERS} characters")
         if decision == "request_changes" and not note:
             raise InvalidAnswerError("the note is empty: say in it what to change")
+        if decision == "delegate" and not form.get("to", "").strip():
+            raise InvalidAnswerError("the name of the person who answers instead is missing")
         code, signature = form.get("code", "").strip() or None, form.get("signature", "").replace("\r\n", "\n").strip() or None
         by = form.get("by", "").strip() if identity is None else identity.by
         if not by:
@@ -291,6 +293,7 @@ class Desk:
             signature=None if signature is None else signature + "\n",
             result=_read_result(form, gate, decision),
             digest=digest,
+            to=form.get("to", "").strip(),
         )
 
     async def _record(self, answer: Answer, gate: Gate, identity: Identity | None) -> str:
@@ -300,6 +303,8 @@ class Desk:
             raise RunConflictError(f"too late to approve: the run was cancelled in Prefect: {reason}")
         answers = GateAnswers(self._store, self._settings, signed_in=identity)
         closed = await close_gate(gate, answer, answers)
+        if answer.decision == DELEGATE:
+            return f"Recorded: {answer.to} answers instead of {answer.by}."
         if gate.kind == "outcome":
             return "Recorded. " + ("The waiting process continues now." if gate.attended else "`plan resume` resumes the run.")
         if closed.end is None:
@@ -338,7 +343,7 @@ class Desk:
             shown["choices"] = Choices((), (), asks_name=False, takes_code=False, takes_signature=False)
         own = {name.removeprefix(_FIELD): text for name, text in typed.items() if name.startswith(_FIELD)}
         fields = [*shown_fields(gate.fields, own)] if gate.kind == "question" else []
-        kept = {name: typed.get(name, "") for name in ("note", "by", "result")}
+        kept = {name: typed.get(name, "") for name in ("note", "by", "result", "to")}
         return self._page(visit, "gate", status=status, error=error, fields=fields, typed=kept, **({"closing": ""} | shown))
 
     def _page(self, visit: Visit, name: str, *, status: int = 200, **shown: Any) -> Response:

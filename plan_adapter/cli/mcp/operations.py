@@ -400,7 +400,7 @@ class Operations:
         run_request = RunRequest(waits=False, requested_by=self.agent.by, context=self.agent.context, settings=self.settings)
         policy = await self.store.policy.effective(self.settings)
         frozen = await refuse_frozen_start(bound, self.store, run_request, policy)
-        refuse_quorum_out_of_reach(bound, policy, requested_by=self.agent.by, frozen=frozen)
+        await refuse_quorum_out_of_reach(bound, self.store, policy, requested_by=self.agent.by, frozen=frozen)
         answered = await is_answered(bound, self.store, run_request, policy)
         run = await create_run(bound, self.store, run_request)
         if answered:

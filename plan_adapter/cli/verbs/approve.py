@@ -1,6 +1,6 @@
 """`plan approve`."""
 
-from plan_adapter.cli.answering import AnswerOptions, GateSelector, answer_in_store, refuse_item, show_gate
+from plan_adapter.cli.answering import AnswerOptions, GateSelector, answer_in_store, delegate_in_store, refuse_item, show_gate
 from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.cli.remote import answer_remotely
 from plan_adapter.cli.sources import open_store
@@ -19,6 +19,7 @@ async def approve(
     sign: bool = False,
     code: str | None = None,
     by: str | None = None,
+    delegate_to: str | None = None,
     show: bool = False,
     api: bool = False,
     json: bool = False,
@@ -37,12 +38,19 @@ async def approve(
         sign: Sign the answer with your SSH key.
         code: Your one-time code.
         by: Who is answering (with `--sign` or `--code`); default: your account.
+        delegate_to: Let this person answer instead of you, and approve nothing. The plan must allow it (`approval: {delegate: true}`).
         show: Print everything that the gate asks about, and approve nothing.
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print one JSON object.
     """
     options = AnswerOptions("approve", note=note, sign=sign, code=code, by=by)
-    return await answer_gate(gate_selector(run, step, item, digest, yes=yes), options, Settings(), api=api, show=show, as_json=json)
+    selector, settings = gate_selector(run, step, item, digest, yes=yes), Settings()
+    if delegate_to is None:
+        return await answer_gate(selector, options, settings, api=api, show=show, as_json=json)
+    if api or show:
+        raise UsageError(f"--delegate-to and {'--api' if api else '--show'} exclude each other")
+    async with open_store(settings) as store:
+        return await delegate_in_store(selector, options, delegate_to, store, settings, as_json=json)
 
 
 async def answer_gate(

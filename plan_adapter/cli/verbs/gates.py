@@ -11,8 +11,8 @@ from plan_adapter.cli.servers import known_server, lacks_store_of_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.gate import changes_text
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.language import tr
-from plan_adapter.model.readable import as_text, cut, one_line, plain
+from plan_adapter.model.language import later, tr
+from plan_adapter.model.readable import as_text, cut, duration, one_line, plain
 from plan_adapter.model.record import short_ids
 from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.text.listing import limits_of
@@ -20,7 +20,7 @@ from plan_adapter.text.listing import limits_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from plan_adapter.model.approvals import Approval, Gate
+    from plan_adapter.model.approvals import Approval, ExcludedAs, Gate
     from plan_adapter.model.options import Input
     from plan_adapter.store.store import PlanStore
 
@@ -143,15 +143,23 @@ def field_text(name: str, field: "Input") -> str:
 def who_may_answer(gate: "Gate") -> str:
     """Return the people who may answer at `gate`, with which proofs, and how many of several approvals it has."""
     gate_policy = gate.gate_policy
-    excluded = dict[str | None, str]()
-    if not gate_policy.self_approval:
-        excluded = {gate_policy.revised_by: tr("who revised it"), gate_policy.requested_by: tr("who started it")}
+    excluded = {name: tr(_EXCLUDED_AS[why]) for name, why in gate_policy.may_not_approve.items()}
     approvers = None if gate_policy.approvers is None else [name for name in gate_policy.approvers if name not in excluded]
     who = tr("anyone") if approvers is None else ", ".join(approvers) or tr("nobody")
-    others = ", ".join(tr("not {name}, {why}", name=name, why=why) for name, why in excluded.items() if name)
-    other = f" ({others})" if others else ""
+    others = [tr("not {name}, {why}", name=name, why=why) for name, why in excluded.items()]
+    if gate_policy.escalate_to and approvers is not None and not gate_policy.is_escalated:
+        names, after = ", ".join(gate_policy.escalate_to), duration(gate_policy.escalate_after_ms)
+        others.append(tr("after {time} also {names}", time=after, names=names))
+    other = f" ({', '.join(others)})" if others else ""
     known = tr(", with {proofs}", proofs=tr(" or ").join(gate_policy.known_by)) if gate_policy.known_by is not None else ""
     return f"{who}{other}{known}{_progress(gate)}"
+
+
+_EXCLUDED_AS: "Mapping[ExcludedAs, str]" = {
+    "reviser": later("who revised it"),
+    "requester": later("who started it"),
+    "author": later("an author"),
+}
 
 
 def _row(gate: "Gate", now: datetime, *, wide: bool) -> list[str]:

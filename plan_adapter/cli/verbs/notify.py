@@ -15,7 +15,7 @@ async def notify(*blocks: Annotated[str, Parameter(name="BLOCK")], after: str = 
     """Notify people through a block of the Prefect server: when a gate opens, still waits or is answered, and when a run does not complete.
 
     Each message has who asked, the first screen of the gate or the cause, a link to the page, and the command to type. It creates or
-    updates four automations, by name. One that you switch off in Prefect's UI stays off.
+    updates five automations, by name. One that you switch off in Prefect's UI stays off.
 
     Args:
         blocks: Notification blocks, as in `slack-webhook/oncall`; create one in Prefect's UI under Blocks.

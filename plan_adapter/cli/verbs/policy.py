@@ -53,8 +53,8 @@ async def policy_set(file: str, /, *, sign: bool = False, code: str | None = Non
     If the current policy names operators, only they can set the next version. Anybody who can write to the store can set the first.
 
     Args:
-        file: A YAML or JSON file with any of approvers, operators, groups, known_by, quorum, self_approval, gate_effects, allow_unapproved,
-            allowed_signers, freezes.
+        file: A YAML or JSON file with any of approvers, operators, groups, known_by, quorum, self_approval, author_approval,
+            gate_effects, allow_unapproved, allowed_signers, freezes.
         sign: Sign the policy with your SSH key, where the policy asks for that.
         code: Your one-time code, where the policy asks for one.
         by: Who sets it (with `--sign` or `--code`); default: your account.

@@ -19,11 +19,13 @@ from plan_adapter.gates.standing_files import sign_standing, signature_path, sta
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import NotApprovedError
 from plan_adapter.model.readable import as_text, counted, moment
+from plan_adapter.runs.gate_policies import authors_at
 from plan_adapter.validation import ValidatedPlan, validate
 
 if TYPE_CHECKING:
     from plan_adapter.gates.policy import EffectivePolicy
     from plan_adapter.model.approvals import GatePolicy, StandingApproval
+    from plan_adapter.store.store import PlanStore
 
 DEFAULT_LIMIT = 100
 
@@ -133,7 +135,8 @@ async def _add_approval(terms: Terms, options: AnswerOptions, settings: Settings
         validated = validate(await plan_of(terms.plan, store), tools_of(terms.tools))
         try:
             policy = await store.policy.effective(settings)
-            standing = _check_and_sign(_new_approval(terms, options, validated, await store.now()), options, validated, settings, policy)
+            new = _new_approval(terms, options, validated, await store.now())
+            standing = _check_and_sign(new, options, await _gate_policy(new, validated, store, policy), settings, policy)
             if terms.in_file:
                 return _write_beside_plan(standing, terms, policy, as_json=as_json)
             await store.standing.add(standing)
@@ -167,12 +170,21 @@ def _new_approval(terms: Terms, options: AnswerOptions, validated: ValidatedPlan
     )
 
 
+async def _gate_policy(
+    standing: "StandingApproval", validated: ValidatedPlan, store: "PlanStore", policy: "EffectivePolicy"
+) -> "GatePolicy":
+    """Return the strictest of the policies of the gates that `standing` answers."""
+    places = [None, *(step_id for step_id in standing.steps if step_id in validated.steps)]
+    authors = {step_id: await authors_at(validated.plan, store, policy, step_id=step_id) for step_id in places}
+    return strictest(
+        *(gate_policy_of(validated.plan, policy, requested_by="", authors=authors[step_id], step_id=step_id) for step_id in places)
+    )
+
+
 def _check_and_sign(
-    standing: "StandingApproval", options: AnswerOptions, validated: ValidatedPlan, settings: Settings, policy: "EffectivePolicy"
+    standing: "StandingApproval", options: AnswerOptions, gate_policy: "GatePolicy", settings: Settings, policy: "EffectivePolicy"
 ) -> "StandingApproval":
     """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses the approval."""
-    known_steps = [step_id for step_id in standing.steps if step_id in validated.steps]
-    gate_policy = strictest(*(gate_policy_of(validated.plan, policy, requested_by="", step_id=step_id) for step_id in (None, *known_steps)))
     if not options.sign:
         _refuse(gate_policy, identity_of_account(standing.by))
         return standing

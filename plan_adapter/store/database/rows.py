@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, RowMapping, or_
 
-from plan_adapter.model.approvals import AGREE, Agreement, Approval, FreezeOverride, GatePolicy
+from plan_adapter.model.approvals import AGREE, DELEGATE, Agreement, Approval, Delegation, FreezeOverride, GatePolicy
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.record import MIN_END_CHARACTERS, Attempt, GroupItem, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
 from plan_adapter.model.status import Outcome, StepStatus
@@ -280,6 +280,24 @@ def agreement_of(row: Row) -> Agreement:
     return Agreement(gate_id=load_json(row["result"])["gate"], **{name: row[name] for name in names})
 
 
+def delegation_row(delegation: Delegation) -> dict[str, Any]:
+    """Return the row of a delegation, without its context columns and its place. As with an agreement, no reader takes it for an answer."""
+    names = ("id", "approval_digest", "by", "known_by", "at", "note", "signature")
+    return {
+        **{name: getattr(delegation, name) for name in names},
+        "decision": DELEGATE,
+        "result": dump_json({"gate": delegation.gate_id, "to": delegation.to}),
+        "salt": new_salt(),
+    }
+
+
+def delegation_of(row: Row) -> Delegation:
+    """Return the delegation that `delegation_row` wrote."""
+    names = ("id", "approval_digest", "by", "known_by", "at", "note", "signature")
+    result = load_json(row["result"])
+    return Delegation(gate_id=result["gate"], to=result["to"], **{name: row[name] for name in names})
+
+
 def answers_of(rows: Iterable[Row]) -> list[Approval]:
     """Return the answers among `rows` in their order, each with the agreements at its gate. The rows are sorted by time."""
     answers, agreements = list[Row](), dict[str, list[Agreement]]()
@@ -287,7 +305,7 @@ def answers_of(rows: Iterable[Row]) -> list[Approval]:
         if row["decision"] == AGREE:
             agreement = agreement_of(row)
             agreements.setdefault(agreement.gate_id, []).append(agreement)
-        else:
+        elif row["decision"] != DELEGATE:
             answers.append(row)
     return [approval_of(row, agreements.get(row["gate_id"], ())) for row in answers]
 
@@ -315,6 +333,9 @@ def approval_of(row: Row, agreements: Sequence[Agreement] = ()) -> Approval:
     )
 
 
+ESCALATION_MARK = '"escalate_after_ms": '
+"""What is in the column only if the gate escalates."""
+
 QUORUM_MARK = '"quorum": '
 """What the column `rules` of a gate that needs several approvals contains."""
 
@@ -325,19 +346,31 @@ OVERRIDE_MARK = '"overrides": '
 def gate_policy_text(gate_policy: GatePolicy) -> str:
     """Return a gate policy as the column `rules` of a gate holds it."""
     written = asdict(gate_policy)
-    if written["quorum"] == 1:  # as before there were quorums: digests cover this text
-        del written["quorum"]
-    overrides = [{"name": each.name, "until": each.until.isoformat()} for each in gate_policy.overrides]
-    written |= {"overrides": overrides}
-    if not overrides:  # likewise
-        del written["overrides"]
+    written["overrides"] = [{"name": each.name, "until": each.until.isoformat()} for each in gate_policy.overrides]
+    for name, default in _LATER_FIELDS.items():  # written only if they say something, because digests cover this text
+        if written[name] == default:
+            del written[name]
+    for name in ("is_escalated", "delegations"):  # what happens at the gate later
+        del written[name]
     return json.dumps(written, ensure_ascii=False)
+
+
+_LATER_FIELDS: dict[str, Any] = {
+    "quorum": 1,
+    "overrides": [],
+    "authors": (),
+    "escalate_after_ms": 0,
+    "escalate_to": (),
+    "delegate": False,
+}
+"""The fields that gate policies did not have at first, with what they are in those."""
 
 
 def gate_policy_in(text: str) -> GatePolicy:
     """Return the gate policy that the column `rules` of a gate holds."""
     gate_policy: dict[str, Any] = json.loads(text)
-    for name in ("approvers", "known_by"):
-        gate_policy[name] = None if gate_policy[name] is None else tuple(gate_policy[name])
+    for name in ("approvers", "known_by", "authors", "escalate_to"):
+        given = gate_policy.get(name, ())
+        gate_policy[name] = None if given is None else tuple(given)
     overrides = [FreezeOverride(each["name"], datetime.fromisoformat(each["until"])) for each in gate_policy.pop("overrides", ())]
     return GatePolicy(**gate_policy, overrides=tuple(overrides))

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from plan_adapter.gates.approval import approval_text_to_sign, operator_request_text_to_sign, resolution_text_to_sign
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import allowed_signers, verify_signature
-from plan_adapter.model.approvals import AGREE, OperatorRequestKind, Resolution
+from plan_adapter.model.approvals import AGREE, DELEGATE, OperatorRequestKind, Resolution
 from plan_adapter.model.errors import NotApprovedError, NotVerifiedError
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import ABORTED
@@ -167,15 +167,17 @@ def _signed_resolutions(document: Mapping[str, Any], run_id: str, signatures: Ma
 
 
 def _signed_answer(row: JsonRow) -> SignedStatement:
-    result = None if row["result"] is None else json.loads(str(row["result"]))
+    result: Any = None if row["result"] is None else json.loads(str(row["result"]))
     is_agreement = row["decision"] == AGREE  # the person signed an approval, and the gate is in the result
-    gate_id = cast("dict[str, str]", result)["gate"] if is_agreement else row["gate_id"]
+    gate_id = row["gate_id"]
+    if is_agreement or row["decision"] == DELEGATE:
+        gate_id, result = result["gate"], None if is_agreement else {"to": result["to"]}
     text = approval_text_to_sign(
         approval_digest=str(row["approval_digest"]),
         decision="approve" if is_agreement else row["decision"],  # pyright: ignore[reportArgumentType]  # any value; it must have been signed
         run_id=str(row["run_id"] or ""),
         gate_id=str(gate_id or ""),
-        result=None if is_agreement else result,
+        result=result,
     )
     signature, step_id = _optional(row["signature"]), _optional(row["step_id"])
     return SignedStatement("approvals", str(row["id"]), str(row["by"]), text, signature, step_id, is_erased="result" in erased_columns(row))

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from plan_adapter.gates.approval import os_user
 from plan_adapter.local.settings import Settings
 from tests.cli.conftest import CommandResult, Plan
 from tests.cli.drafting import done, step
@@ -153,6 +154,14 @@ def at_its_gate(plan: Plan) -> Mapping[str, str]:
     return {"DIGEST": run["approval_digest"][:12]}
 
 
+def at_a_gate_that_lets_delegate(plan: Plan) -> Mapping[str, str]:
+    """A run that waits for the approval of its plan, by me or by whom I name."""
+    files(plan)
+    policy = {"approvers": [os_user(), "bo"], "delegate": True}
+    ran(plan, 6, "run", write_plan(options={"step_timeout_ms": 60000}, approval=policy), "--offline")
+    return {}
+
+
 def at_a_step(plan: Plan) -> Mapping[str, str]:
     """A run that waits for the approval of its second step."""
     files(plan)
@@ -214,6 +223,7 @@ SCENES: Mapping[str, Scene] = {
     "gates": at_its_gate,
     "approve": at_its_gate,
     "approve last restart": at_a_step,
+    "approve last --delegate-to": at_a_gate_that_lets_delegate,
     "answer": at_a_question,
     "reject": at_its_gate,
     "reject last restart": at_a_step,

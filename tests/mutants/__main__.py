@@ -98,10 +98,11 @@ def main(only: str = "", children: str = "") -> int:
         print(f"{module.path} …", file=sys.stderr, flush=True)
         found = module.run(children or str(os.cpu_count() or 2))
         survived = [mutant for mutant, end in found if end not in KILLED]
-        unlisted += [f"{module.path}: ({end}) {mutant}" for mutant, end in found if end not in KILLED and mutant not in module.survivors]
+        new = [f"{module.path}: ({end}) {mutant}" for mutant, end in found if end not in KILLED and mutant not in module.survivors]
+        unlisted += new
         gone += [f"{module.path}: {mutant}" for mutant in module.survivors if mutant not in survived]
         rows.append(row(module.path, [end for _, end in found]))
-        print(rows[-1], file=sys.stderr, flush=True)
+        print(rows[-1], *new, sep="\n  ", file=sys.stderr, flush=True)  # a later module may take long
         ends += [end for _, end in found]
     print("| module | mutants | killed | by time-out | survived | share |\n|---|---|---|---|---|---|")
     print("\n".join([*rows, row("all", ends)]))

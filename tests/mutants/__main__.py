@@ -23,6 +23,9 @@ MUTMUT = "mutmut==3.8.1"
 PACKAGES = FOLDER / MUTMUT
 GOAL = 0.95
 KILLED = {"killed", "timeout", "segfault"}
+TEST_SECONDS = 30
+"""A test that takes longer waits for something that the change took away, so it has noticed."""
+
 STABLE_IDS = ("-o", "disable_test_id_escaping_and_forfeit_all_rights_to_community_support=true")
 """Each mutant's process collects the tests a second time. Then pytest escapes an escaped id again, and mutmut's list names no such test."""
 
@@ -47,7 +50,15 @@ class Module:
             "only_mutate": [self.path],
             "also_copy": ALSO_COPIED,
             "pytest_add_cli_args_test_selection": ["-k", "not postgresql and not contradictory", *self.tests],
-            "pytest_add_cli_args": ["-p", "no:cacheprovider", "-p", "no:xdist.plugin", "--hypothesis-seed=0", *STABLE_IDS],
+            "pytest_add_cli_args": [
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:xdist.plugin",
+                "--hypothesis-seed=0",
+                f"--timeout={TEST_SECONDS}",
+                *STABLE_IDS,
+            ],
             "process_isolation": "forkserver",  # a test leaves threads, which no fork should inherit
             "children": children,
         }

@@ -247,7 +247,9 @@ def form_values(answer: Answer, *, decision: str = DECISION) -> dict[str, JsonVa
 
 
 def _approver_field(gate_policy: GatePolicy) -> Any:
-    listed = list(gate_policy.approvers) if gate_policy.approvers and len(gate_policy.approvers) <= MAX_LISTED_APPROVERS else None
+    names = [*dict.fromkeys((*(gate_policy.approvers or ()), *gate_policy.escalate_to))] if gate_policy.approvers else []
+    # Whom approvers will name is not known yet. A person who may answer only later is told so.
+    listed = names if 0 < len(names) <= MAX_LISTED_APPROVERS and not gate_policy.delegate else None
     return Field(
         min_length=1,
         max_length=MAX_NAME_CHARACTERS,

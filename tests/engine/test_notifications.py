@@ -23,7 +23,7 @@ from plan_adapter.cli.app import main
 from plan_adapter.engine.notifications import automation_of, notifications
 from plan_adapter.model.language import LANGUAGES, Language, speaking
 
-NAMES = ["plan-gate-opened", "plan-gate-unanswered", "plan-gate-answered", "plan-run-not-completed"]
+NAMES = ["plan-gate-opened", "plan-gate-unanswered", "plan-gate-escalated", "plan-gate-answered", "plan-run-not-completed"]
 
 
 class Endpoint:
@@ -117,7 +117,7 @@ def test_applying_twice_updates_the_two_automations(block: str, capsys: pytest.C
     assert words_of(capsys) == [["updated", name] for name in NAMES]
     second = applied()
     assert [found.id for found in second] == [found.id for found in first]
-    assert [len(found.actions) for found in second] == [1] * 4
+    assert [len(found.actions) for found in second] == [1] * 5
     assert [found.trigger.within for found in first] == [timedelta(0), timedelta(minutes=30), timedelta(0), timedelta(0)]  # pyright: ignore[reportAttributeAccessIssue]
     assert [found.trigger.within for found in second] == [timedelta(0), timedelta(minutes=45), timedelta(0), timedelta(0)]  # pyright: ignore[reportAttributeAccessIssue]
 

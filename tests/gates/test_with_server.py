@@ -26,7 +26,7 @@ from plan_adapter.engine.internals import rerun
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates import PrefectApprover
 from plan_adapter.model.approvals import Answer, Decision, Gate
-from plan_adapter.model.options import ApprovalPolicy
+from plan_adapter.model.options import ApprovalPolicy, Escalation
 from plan_adapter.model.status import RunReason
 from plan_adapter.plans import validate
 from plan_adapter.runs import arun_plan
@@ -151,6 +151,17 @@ async def test_a_reminder_of_a_step_gate_links_the_page_that_has_its_form(world:
     gate, flow_run_id = await shown(world, step="strike")
     reminders = await events_of(gate, "plan.gate.reminder")
     assert all(payload["link"].endswith(str(flow_run_id)) for payload in reminders)
+
+
+async def test_an_escalation_is_announced_with_those_who_may_answer_now(world: World) -> None:
+    policy = ApprovalPolicy(approvers=["ana"], escalate=Escalation(after_ms=1000, to=["老板"]))
+    run_in_prefect(world, gated=True, policy=policy)
+    gate, flow_run_id = await shown(world, step="strike")
+    (escalated,) = await events_of(gate, "plan.gate.escalated")
+    assert escalated["message"] == "nobody has answered for 1 s: 老板 may answer as well"
+    assert escalated["link"].endswith(str(flow_run_id))
+    await resume(flow_run_id, {"decision": "approve", "approver": "老板"})
+    assert (await world.tasks[-1]).status is PlanStatus.COMPLETED
 
 
 async def test_a_gate_without_a_form_is_announced_with_the_page_of_its_run(world: World) -> None:

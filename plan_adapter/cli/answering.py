@@ -11,7 +11,7 @@ from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import available_server, lacks_store_of_server, show_end_in_prefect
 from plan_adapter.engine.connection import use_server
-from plan_adapter.gates.approval import answer_to, os_user, text_to_sign, with_current_policy
+from plan_adapter.gates.approval import answer_to, os_user, text_to_sign
 from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.identity import DIGEST_BEGINNING, Identity, ProofContext, approval_from, verify_answer
 from plan_adapter.gates.quorum import progress_in_words
@@ -107,16 +107,14 @@ class AnswerOptions:
 
 async def answer_in_store(selector: GateSelector, options: AnswerOptions, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
     """Answer at a gate in the store, and print what happens next. Raises NotApprovedError if the answer is refused."""
+    from plan_adapter.runs.answers import GateAnswers  # imports SQLAlchemy
+
     run, gate = await find_gate(selector, store)
     if options.decision == "approve" and (reason := await why_cancelled(run, store, settings)) is not None:
         raise UsageError(f"too late to approve: run {run.id} was cancelled in Prefect: {reason}")
     request = request_of(gate)
     refuse_mismatched_answer(request, options.decision, options.fields)
-    policy = await store.policy.effective(settings)
-    if gate.attended is False or policy.number is not None:
-        plan = await store.get(run.digest)
-        gate_policy = with_current_policy(gate.gate_policy, plan, policy, step_id=gate.step_id, kind=gate.kind)
-        request = replace(request, gate_policy=gate_policy)
+    request = replace(request, gate_policy=await GateAnswers(store, settings).policy_of(request))
     is_named = gate.step_id is None or selector.step is not None or selector.digest is not None
     may_ask = may_confirm(selector, as_json=as_json)
     if not selector.matches_digest(gate.approval_digest):

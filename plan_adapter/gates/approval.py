@@ -256,26 +256,25 @@ def _deciders(policy: EffectivePolicy, overrides: tuple[FreezeOverride, ...]) ->
 
 
 def with_current_policy(
-    gate_policy: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None, kind: GateKind = "approval"
+    gate_policy: GatePolicy,
+    plan: ExecutionPlan,
+    policy: EffectivePolicy,
+    *,
+    step_id: str | None,
+    kind: GateKind = "approval",
+    authors: tuple[str, ...] = (),
 ) -> GatePolicy:
     """Return the current form of `gate_policy`, the policy that an open gate started with.
 
     No process that resumes the run changes it. But people who joined a group of the store's policy since then can answer as well, and that
-    policy applies as it is today. Without one, groups come from the environment, and whoever resumes could put themselves into one.
+    policy applies as it is today, to those who are `authors` of the plan today. Without such a policy, groups come from the environment,
+    and whoever resumes could put themselves into one.
     """
     if policy.number is None:
         return gate_policy
     overrides, approvers = gate_policy.overrides, gate_policy.approvers
-    today = gate_policy_of(
-        plan,
-        policy,
-        requested_by=gate_policy.requested_by,
-        revised_by=gate_policy.revised_by,
-        authors=gate_policy.authors,
-        step_id=step_id,
-        kind=kind,
-        overrides=overrides,
-    )
+    # Who started and who revised the run stay as they were.
+    today = gate_policy_of(plan, policy, requested_by="", authors=authors, step_id=step_id, kind=kind, overrides=overrides)
     today = as_far_as(today, policy, gate_policy)
     if approvers is not None and today.approvers is not None:
         lists = plan.approvers_at(step_id, is_escalated=gate_policy.is_escalated)

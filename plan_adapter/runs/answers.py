@@ -29,7 +29,7 @@ from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError
 from plan_adapter.model.plan import ExecutionPlan, new_id
 from plan_adapter.model.record import PlanRun, Receipt
 from plan_adapter.runs.frozen import overridden_by
-from plan_adapter.runs.gate_policies import gate_policy_at
+from plan_adapter.runs.gate_policies import authors_at, gate_policy_at
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.redaction import without_secrets
 from plan_adapter.store.store import PlanStore
@@ -140,7 +140,8 @@ class GateAnswers:
             return gate_policy
         run = await self.store.run(request.run_id, with_steps=False)
         plan = await self.store.get(run.digest)
-        return with_current_policy(gate_policy, plan, policy, step_id=request.step_id, kind=request.kind)
+        authors = await authors_at(plan, self.store, policy, step_id=request.step_id, requested_by=run.requested_by or "", run_id=run.id)
+        return with_current_policy(gate_policy, plan, policy, step_id=request.step_id, kind=request.kind, authors=authors)
 
     async def resolution_at(self, gate: Gate) -> Receipt | None:
         """Return the receipt with the resolution that closed `gate`, or None if it is open or not an outcome gate."""

@@ -277,6 +277,7 @@ def digest_of(text: str) -> str:
 
 REQUEST = ApprovalRequest("d" * 64, "发布", "x", "text", run_id="r-1", gate_id="g-1")
 FIELDS = {"n": Input(type="integer", default=3), "why": Input(type="string", default="没有")}
+NAMED = r'{"to":"\u5c0f\u660e"}'
 RESULT, RETURNED = r'{"n":1,"why":"\u6ca1\u6709"}', '{"a":[null,true],"b":1}'
 SIGNED: dict[str, tuple[ApprovalRequest, Answer, str]] = {
     "an approval": (
@@ -298,6 +299,11 @@ SIGNED: dict[str, tuple[ApprovalRequest, Answer, str]] = {
         replace(REQUEST, kind="outcome"),
         Answer("done", "ana", result={"b": 1, "a": [None, True]}),
         f"prefect-plan-adapter outcome\ndigest: {'d' * 64}\nresolution: done\nresult: {digest_of(RETURNED)}\nrun: r-1\n",
+    ),
+    "a delegation": (
+        REQUEST,
+        Answer("delegate", "ana", to="小明"),
+        f"prefect-plan-adapter approval\ndigest: {'d' * 64}\ndecision: delegate\nresult: {digest_of(NAMED)}\nrun: r-1\ngate: g-1\n",
     ),
     "an operator request": (
         replace(REQUEST, gate_id=None, operator_request="skip"),

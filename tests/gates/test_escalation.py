@@ -2,17 +2,28 @@
 
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from plan_adapter import ExecutionPlan
 from plan_adapter.errors import ApprovalRequiredError, InvalidAnswerError, NotApprovedError, RunConflictError
-from plan_adapter.gates.approval import gate_policy_of, policy_in_force, with_current_policy
+from plan_adapter.gates.approval import (
+    as_far_as,
+    gate_policy_of,
+    policy_in_force,
+    strictest,
+    text_to_sign,
+    why_not_delegated,
+    with_current_policy,
+)
+from plan_adapter.gates.freezes import Freeze
+from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.policy import Policy, effective_policy
+from plan_adapter.gates.signatures import sign
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import Answer, Gate, GatePolicy
+from plan_adapter.model.approvals import Answer, Delegation, FreezeOverride, Gate, GatePolicy
 from plan_adapter.model.options import ApprovalPolicy, Escalation
 from plan_adapter.runs import arevise_run
 from plan_adapter.runs.answers import GateAnswers
@@ -20,8 +31,12 @@ from plan_adapter.runs.resume import execute_resume
 from plan_adapter.store import PlanStatus
 from plan_adapter.store.database.rows import gate_policy_in, gate_policy_text
 from plan_adapter.store.policies import NewPolicy
+from plan_adapter.store.proof.signed import signed_statements
 from plan_adapter.waiting_runs import aanswer_gate, close_gate
 from tests.gates.world import FixedApprover, World
+from tests.identity.conftest import Key, ana
+
+__all__ = ["ana"]
 
 HALF_AN_HOUR = 1_800_000
 ESCALATES = ApprovalPolicy(approvers=["ana", "ben"], escalate=Escalation(after_ms=HALF_AN_HOUR, to=["chi"]))
@@ -134,6 +149,143 @@ def test_where_anyone_may_answer_an_escalation_only_tells() -> None:
     assert (gate_policy.approvers, gate_policy.escalate_to) == (None, ("chi",))
 
 
+YEAR_END = Freeze.model_validate(
+    {"name": "year-end", "from": "2026-12-20T00:00", "until": "2027-01-04T06:00", "override": {"approvers": ["cab"], "quorum": 2}}
+)
+CLOSED = YEAR_END.model_copy(update={"name": "closed", "override": None})
+FROZEN = effective_policy(Settings(), Policy(groups={"cab": ["ana", "chi"]}, freezes=[YEAR_END, CLOSED]), number=1)
+
+
+def overriding(*names: str) -> tuple[FreezeOverride, ...]:
+    return tuple(FreezeOverride(name, datetime(2027, 1, 4, 6, tzinfo=UTC)) for name in names)
+
+
+def test_those_who_override_a_freeze_restrict_the_gate_its_escalation_and_delegation() -> None:
+    plan = ExecutionPlan(description="x", approval=ESCALATES.model_copy(update={"delegate": True}))
+    free = gate_policy_of(plan, FROZEN, requested_by="")
+    assert (free.approvers, free.escalate_to, free.quorum, free.delegate) == (("ana", "ben"), ("chi",), 1, True)
+    gate_policy = gate_policy_of(plan, FROZEN, requested_by="", overrides=overriding("year-end"))
+    assert (gate_policy.approvers, gate_policy.escalate_to, gate_policy.quorum, gate_policy.delegate) == (("ana",), ("chi",), 2, False)
+    assert gate_policy.overrides == overriding("year-end")
+    assert gate_policy_of(plan, FROZEN, requested_by="", overrides=overriding("closed")).approvers == ()
+    eve_too = ESCALATES.model_copy(update={"escalate": Escalation(after_ms=1000, to=["chi", "eve"])})
+    restricted = gate_policy_of(ExecutionPlan(description="x", approval=eve_too), FROZEN, requested_by="", overrides=overriding("year-end"))
+    assert restricted.escalate_to == ("chi",)
+
+
+def test_an_open_gate_keeps_what_it_overrides_under_the_policy_of_today() -> None:
+    plan = ExecutionPlan(description="x", approval=ApprovalPolicy(approvers=["ana", "ben"]))
+    opened = gate_policy_of(plan, FROZEN, requested_by="", overrides=overriding("year-end"))
+    now = with_current_policy(opened, plan, FROZEN, step_id=None)
+    assert (now.approvers, now.quorum, now.overrides) == (("ana",), 2, overriding("year-end"))
+
+
+def nested(policy: ApprovalPolicy) -> ExecutionPlan:
+    """Return a plan without a policy whose step runs a plan with `policy`."""
+    step = {"id": "go", "tool_name": "strike", "parameters": {"target": "a"}}
+    inner = {"description": "inner", "approval": policy.model_dump(exclude_unset=True), "steps": [step]}
+    return ExecutionPlan.model_validate({"description": "outer", "steps": [{"id": "part", "plan": "inner.yaml", "pinned": inner}]})
+
+
+def test_the_gate_of_a_step_has_the_rules_of_the_plan_that_it_runs() -> None:
+    policy = ESCALATES.model_copy(update={"delegate": True, "author_approval": False})
+    plan, free = nested(policy), effective_policy(Settings())
+    at_step = gate_policy_of(plan, free, requested_by="", authors=("zoe",), step_id="part")
+    assert (at_step.authors, at_step.escalate_after_ms, at_step.escalate_to, at_step.delegate) == (("zoe",), HALF_AN_HOUR, ("chi",), True)
+    at_plan = gate_policy_of(plan, free, requested_by="", authors=("zoe",))
+    assert (at_plan.authors, at_plan.escalate_after_ms, at_plan.escalate_to, at_plan.delegate) == ((), 0, (), False)
+    all_plans = effective_policy(Settings(), Policy(author_approval=False), number=1)
+    assert gate_policy_of(plan, all_plans, requested_by="", authors=("zoe",)).authors == ("zoe",)
+
+
+def test_of_two_plans_whose_approvers_must_agree_the_later_escalation_counts() -> None:
+    inner = {
+        "description": "inner",
+        "approval": {"approvers": ["ana", "ben"], "escalate": {"after_ms": 1000, "to": ["chi"]}},
+        "steps": [{"id": "go", "tool_name": "strike", "requires_approval": True}],
+    }
+    outer = {"approvers": ["ana", "dan"], "effects": ["write"], "escalate": {"after_ms": 5000, "to": ["chi", "eve"]}}
+    plan = ExecutionPlan.model_validate(
+        {"description": "outer", "approval": outer, "steps": [{"id": "part", "plan": "inner.yaml", "pinned": inner}]}
+    )
+    (step,) = [step for step in plan.all_steps if step.local_id == "go"]
+    gate_policy = gate_policy_of(plan, effective_policy(Settings()), requested_by="", step_id=step.id)
+    assert (gate_policy.approvers, gate_policy.escalate_after_ms, gate_policy.escalate_to) == (("ana",), 5000, ("chi",))
+
+
+def given(by: str, to: str) -> Delegation:
+    return Delegation("d-1", "g-1", "c" * 64, by, to, "totp", datetime(2026, 6, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("approvers", "delegations", "in_force"),
+    [
+        (("ana", "ben"), [("ana", "dan")], ("ben", "dan")),
+        (("ana", "ben"), [("zoe", "dan")], ("ana", "ben")),
+        (("ana", "ben"), [("ana", "ben")], ("ben",)),
+        (("ana", "ben"), [("ana", "dan"), ("dan", "eve")], ("ben", "eve")),
+        (("ana", "ben"), [("dan", "eve"), ("ana", "dan")], ("ben", "dan")),
+        (None, [("ana", "dan")], None),
+    ],
+    ids=["one", "by nobody", "to another approver", "twice", "in the wrong order", "anyone may answer"],
+)
+def test_a_delegation_replaces_the_person_who_gives_it(
+    approvers: tuple[str, ...] | None, delegations: list[tuple[str, str]], in_force: tuple[str, ...] | None
+) -> None:
+    found = policy_in_force(GatePolicy(approvers=approvers), is_escalated=False, delegations=[given(*each) for each in delegations])
+    assert found.approvers == in_force
+
+
+def test_the_policy_of_today_restricts_whom_an_approver_named() -> None:
+    only = effective_policy(Settings(), Policy(approvers=["ana", "ben"]), number=1)
+    at_gate = policy_in_force(GatePolicy(approvers=("ana", "ben")), is_escalated=False, delegations=[given("ana", "dan")])
+    assert as_far_as(GatePolicy(approvers=("ana", "ben")), only, at_gate).approvers == ("ben",)
+    free = effective_policy(Settings(), Policy(), number=1)
+    assert as_far_as(GatePolicy(approvers=("ana", "ben")), free, at_gate).approvers == ("ben", "dan")
+
+
+def test_the_strictest_of_policies_excludes_all_authors_and_delegates_only_where_all_do() -> None:
+    one, two = GatePolicy(authors=("ana", "ben"), delegate=True), GatePolicy(authors=("ben", "chi"))
+    assert (strictest(one, two).authors, strictest(one, two).delegate) == (("ana", "ben", "chi"), False)
+    assert (strictest(two, one).delegate, strictest(one, one).delegate) == (False, True)
+
+
+def test_the_authors_of_today_may_not_approve_at_an_open_gate() -> None:
+    plan, today = ExecutionPlan(description="x"), effective_policy(Settings(), Policy(author_approval=False), number=2)
+    opened = GatePolicy(authors=("ben",))
+    assert with_current_policy(opened, plan, today, step_id=None, authors=("ana",)).authors == ("ben", "ana")
+
+
+@pytest.mark.parametrize(
+    ("changed", "to", "why"),
+    [
+        ({"delegate": False}, "dan", "approvers may not let others answer here: the plan does not say `approval: {delegate: true}`"),
+        ({"approvers": None}, "dan", "anyone may answer here, so nobody has to be named"),
+        ({}, " " + "d" * 99, repr(" " + "d" * 79) + " cannot be the name of a person"),
+        ({}, "", "'' cannot be the name of a person"),
+        ({}, "cab", "cab is a group: name one person"),
+        ({}, "ANA", "ana may answer already: name another person"),
+        ({"authors": ("dan",)}, "dan", "dan is an author of this plan and may not approve it: name another person"),
+        ({}, "eve", "the settings or the store's policy let only ana, ben, dan answer at gates"),
+        ({"quorum": 2}, "ben", "2 different people must approve, and only ben may"),
+        ({}, "dan", None),
+    ],
+    ids=["not allowed", "anyone", "a long name", "no name", "a group", "oneself", "an author", "not in the policy", "too few", "fine"],
+)
+def test_why_an_approver_cannot_let_a_person_answer(changed: dict[str, Any], to: str, why: str | None) -> None:
+    gate_policy = replace(GatePolicy(approvers=("ana", "ben"), delegate=True), **changed)
+    policy = effective_policy(Settings(), Policy(groups={"cab": ["zoe"]}, approvers=["ana", "ben", "dan"]), number=1)
+    assert why_not_delegated(gate_policy, policy, by="ana", to=to) == why
+
+
+def test_nobody_delegates_under_a_policy_that_excludes_everybody() -> None:
+    nobody = effective_policy(Settings(approvers=("ben",)), Policy(approvers=["ana"]), number=1)
+    gate_policy = GatePolicy(approvers=("ana",), delegate=True)
+    assert why_not_delegated(gate_policy, nobody, by="ana", to="dan") == (
+        "the settings or the store's policy let only nobody answer at gates"
+    )
+
+
 # Delegation
 
 
@@ -237,6 +389,25 @@ async def test_a_delegation_ends_with_the_content(world: World) -> None:
     )
     assert resumed.status is PlanStatus.PENDING_APPROVAL
     assert (await world.gate()).gate_policy.approvers == ("ana", "ben")
+
+
+async def test_a_signed_delegation(world: World, ana: Key) -> None:
+    await policy_set(world, allowed_signers=[f"ana {ana.public}"])
+    policy = ApprovalPolicy(approvers=["ana"], known_by=["ssh_signature"], delegate=True)
+    run, gate = await world.detached(world.plan(policy=policy))
+    answer, answers = Answer("delegate", "ana", to="dan"), GateAnswers(world.store, world.settings)
+    with pytest.raises(NotApprovedError, match="ana is identified only by unverified"):
+        await close_gate(gate, answer, answers)
+    for_another = sign(text_to_sign(replace(answer, to="eve"), request_of(gate)), key=ana.path)
+    with pytest.raises(NotApprovedError, match="signature"):
+        await close_gate(gate, replace(answer, signature=for_another), answers)
+    signed = replace(answer, signature=sign(text_to_sign(answer, request_of(gate)), key=ana.path))
+    open_gate = await close_gate(gate, signed, answers)
+    assert open_gate.gate_policy.approvers == ("dan",)
+    assert (await world.store.verify(run.id)).ok
+    (statement,) = signed_statements(await world.store.export(run.id))
+    assert (statement.by, statement.signature) == ("ana", signed.signature)
+    assert statement.text == text_to_sign(answer, request_of(gate))
 
 
 async def test_delegate_from_python(world: World) -> None:

@@ -329,6 +329,7 @@ def test_a_wrong_calendar_is_one_problem_with_its_line(tmp_path: Path, text: str
             "line 3003: it has 1,001 events, and 1,000 are allowed",
         ),
     ],
+    ids=["no text", "too large", "too many events"],
 )
 def test_a_calendar_that_cannot_be_read_or_is_too_large(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "policy.yaml"

@@ -13,7 +13,7 @@ from plan_adapter.cli.servers import available_server, lacks_store_of_server, sh
 from plan_adapter.engine.connection import use_server
 from plan_adapter.gates.approval import answer_to, os_user, text_to_sign
 from plan_adapter.gates.gate import request_of
-from plan_adapter.gates.identity import DIGEST_BEGINNING, Identity, ProofContext, approval_from, verify_answer
+from plan_adapter.gates.identity import DIGEST_BEGINNING, Identity, ProofContext, verify_answer
 from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.gates.signatures import default_key, sign
 from plan_adapter.gates.terminal import gate_summary
@@ -33,6 +33,7 @@ from plan_adapter.text.gate_text import without_picture
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+    from plan_adapter.runs.answers import GateAnswers
     from plan_adapter.store.store import PlanStore
 
 DECISION_WORDS: dict[Decision | Resolution, str] = {
@@ -138,9 +139,10 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
             raise UsageError(unconfirmed_message(gate, command, takes_yes=why is None))
         if why is not None:
             raise await _record_refusal(run.id, digest_required_message(why, gate, command), options, gate, store)
-    closed, approval = await _submit_answer(options, gate, request, store, settings)
+    closed = await _submit_answer(options, gate, request, GateAnswers(store, settings))
+    given = await store.gates.answer_to(gate.id)
+    approval = closed.agreements[-1].as_approval if given is None else given
     if options.decision == "reject" and gate.step_id is None and gate.attended is False:
-        await _end_rejected_run(run, approval, store)
         await show_end_in_prefect(run.id, store, settings)
     next_text = what_happens_next(gate, run, approval_decision(options))
     if closed.end is None:
@@ -468,22 +470,17 @@ async def why_cancelled(run: PlanRun, store: "PlanStore", settings: Settings) ->
         return await apply_cancellation(run, store)
 
 
-async def _submit_answer(
-    options: AnswerOptions, gate: Gate, request: ApprovalRequest, store: "PlanStore", settings: Settings
-) -> tuple[Gate, Approval]:
-    """Answer at the gate, and return the closed gate and the approval that closed it.
+async def _submit_answer(options: AnswerOptions, gate: Gate, request: ApprovalRequest, answers: "GateAnswers") -> Gate:
+    """Answer at the gate, and return it: closed, or open if it needs more approvals.
 
     Raises NotApprovedError if the answer is refused, RunConflictError if the gate is closed already.
     """
-    from plan_adapter.runs.plan_approval import end_overdue  # imports SQLAlchemy
+    from plan_adapter.runs.plan_approval import end_overdue  # these import SQLAlchemy
+    from plan_adapter.waiting_runs import close_gate
 
+    store = answers.store
     try:
-        approval = await _verified_approval(answer_with_proof(options, request, settings), request, store, settings)
-        return await store.gates.answer(gate.id, approval, gate_policy=request.gate_policy), approval
-    except NotApprovedError as error:
-        refusal = f"{options.decision} is refused: {error}"
-        await store.ledger.record_refusal(gate.run_id, refusal, by=options.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
-        raise
+        return await close_gate(gate, answer_with_proof(options, request, answers.settings), answers)
     except RunConflictError as error:
         run = await end_overdue(await store.run(gate.run_id), store)
         if (await store.gates.get(gate.id)).end == "superseded":
@@ -512,20 +509,6 @@ def answer_with_proof(options: AnswerOptions, request: ApprovalRequest, settings
     if not options.sign:
         return answer
     return replace(answer, signature=sign(text_to_sign(answer, request), key=default_key(settings)))
-
-
-async def _verified_approval(answer: Answer, request: ApprovalRequest, store: "PlanStore", settings: Settings) -> Approval:
-    return await approval_from(answer, request, ProofContext(await store.policy.effective(settings), settings, store.codes))
-
-
-async def _end_rejected_run(run: PlanRun, approval: Approval, store: "PlanStore") -> None:
-    """End a rejected run that no process is running, so that it does not wait for a resume."""
-    from plan_adapter.runs.plan_approval import end_unapproved  # imports SQLAlchemy
-
-    fresh = await store.run(run.id)
-    if fresh.status is PlanStatus.PENDING_APPROVAL:
-        fresh.rejection_note = approval.note
-        await end_unapproved(fresh, store, RunReason.REJECTED, f"rejected by {approval.by}")
 
 
 async def wake_released_run(gate: Gate, approval: Approval, settings: Settings) -> bool:

@@ -206,19 +206,7 @@ def recheck_signature(approval: Approval, request: ApprovalRequest | Gate, polic
 
 def recheck_agreement(agreement: Agreement, gate: Gate, policy: EffectivePolicy) -> None:
     """Return if `agreement` is correctly signed for `gate`, or not recorded as signed; raise NotApprovedError otherwise."""
-    recheck_signature(
-        Approval(
-            id=agreement.id,
-            approval_digest=agreement.approval_digest,
-            decision="approve",
-            by=agreement.by,
-            known_by=agreement.known_by,
-            at=agreement.at,
-            signature=agreement.signature,
-        ),
-        gate,
-        policy,
-    )
+    recheck_signature(agreement.as_approval, gate, policy)
 
 
 def identity_without_proof(answer: Answer, signed_in: Identity | None = None) -> Identity:

@@ -101,6 +101,22 @@ class Agreement:
     signature: str | None = None  # an armored SSH signature of `approval_text_to_sign`
     expires_at: datetime | None = None  # until when it counts; None: no limit
 
+    @property
+    def as_approval(self) -> "Approval":
+        """What the person said, as at a gate that needs only them."""
+        return Approval(
+            id=self.id,
+            approval_digest=self.approval_digest,
+            decision="approve",
+            by=self.by,
+            known_by=self.known_by,
+            at=self.at,
+            note=self.note,
+            signature=self.signature,
+            expires_at=self.expires_at,
+            gate_id=self.gate_id,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Delegation:

@@ -178,6 +178,8 @@ def test_an_open_gate_keeps_what_it_overrides_under_the_policy_of_today() -> Non
     opened = gate_policy_of(plan, FROZEN, requested_by="", overrides=overriding("year-end"))
     now = with_current_policy(opened, plan, FROZEN, step_id=None)
     assert (now.approvers, now.quorum, now.overrides) == (("ana",), 2, overriding("year-end"))
+    left = effective_policy(Settings(), Policy(groups={"cab": ["chi"]}, freezes=[YEAR_END]), number=2)
+    assert with_current_policy(opened, plan, left, step_id=None).approvers == ()
 
 
 def nested(policy: ApprovalPolicy) -> ExecutionPlan:

@@ -128,6 +128,8 @@ def test_a_stored_policy_is_read_as_it_was_written() -> None:
     }
     assert policy_of(document).to_document() == document
     assert policy_of({}).to_document() == {}
+    freezes: dict[str, Any] = {"freezes": [{"name": "年末", "from": "2026-12-20T00:00", "until": "2027-01-04T06:00"}]}
+    assert policy_of(freezes).to_document() == freezes
     with pytest.raises(InvalidPlanError) as error:
         policy_of({"approver": ["ana"]})
     assert [problem.at for problem in error.value.problems] == ["approver"]
@@ -246,6 +248,39 @@ def test_a_group_without_members_accepts_no_approver(where: str) -> None:
         assert effective_policy(Settings(), Policy(approvers=["sre"], groups=groups), number=1).approvers == ()
     else:
         assert effective_policy(Settings(approvers=("sre",), groups=groups)).approvers == ()
+
+
+def test_a_file_without_freezes_is_kept_as_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("approvers: [ana]\n", encoding="utf-8")
+    assert read_policy(tmp_path / "policy.yaml").to_document() == {"approvers": ["ana"]}
+
+
+def test_mistakes_in_freezes_are_named_with_their_places() -> None:
+    period = {"from": "2026-12-20T00:00", "until": "2027-01-04T06:00"}
+    document: dict[str, Any] = {
+        "freezes": [
+            {"name": "a", **period, "override": {"approvers": ["ana", " bo"]}},
+            {"name": "b", "calendar": "blackout.ics"},
+            {"name": "c", **period},
+        ]
+    }
+    with pytest.raises(InvalidPlanError) as error:
+        policy_of(document)
+    assert [(problem.code, problem.at, problem.message, problem.hint) for problem in error.value.problems] == [
+        (
+            "bad-approver",
+            "freezes[0].override.approvers[1]",
+            "' bo' cannot be a name",
+            "write the name without white space around it and without invisible characters",
+        ),
+        ("bad-freeze", "freezes[1].calendar", "the text of the calendar is missing", "read the policy with `read_policy`"),
+    ]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_policy_says_whether_authors_may_approve(allowed: bool) -> None:
+    assert effective_policy(Settings(), Policy(author_approval=allowed), number=1).author_approval is allowed
+    assert effective_policy(Settings()).author_approval
 
 
 def test_a_quorum_larger_than_the_named_approvers_is_refused() -> None:

@@ -72,7 +72,7 @@ class AttestedApproval:
     """One answer at a gate: its person, the proof of their identity, and the content."""
 
     id: str
-    decision: Decision | Literal["agree"]  # `agree`: an approval at a gate that needed more of them; `result` has the id of the gate
+    decision: Decision | Literal["agree", "delegate"]  # `agree`: one of several approvals; `delegate`: `result` has who answers instead
     by: str
     known_by: str  # the proof that was checked: ssh_signature, totp, sign_in, proxy, os_user, form, unverified; or not_required
     at: str

@@ -145,6 +145,7 @@ STORE_PARTS = [
     "change_records",
     "codes",
     "drafts",
+    "gate_messages",
     "gates",
     "operator_requests",
     "outcomes",

@@ -22,6 +22,7 @@ from plan_adapter.store.database.tables import (
     audit,
     commands,
     concurrency_keys,
+    gate_messages,
     receipts,
     revisions,
     runs,
@@ -49,7 +50,10 @@ PAGE = 200
 
 ALTERED = "record does not verify"
 
-_TABLES = (receipts, commands, attempts, step_runs, approvals, gate_table, revisions, lease_table, concurrency_keys, triggered_runs, audit)
+_TABLES = (
+    *(receipts, commands, attempts, step_runs, approvals, gate_messages, gate_table, revisions, lease_table, concurrency_keys),
+    *(triggered_runs, audit),
+)
 """The tables with rows of a run besides `runs`, each after those that refer to it."""
 
 

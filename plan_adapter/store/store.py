@@ -46,6 +46,7 @@ from plan_adapter.store.trigger_events import TriggerEvents
 
 if TYPE_CHECKING:
     from plan_adapter.store.change_records import ChangeRecords
+    from plan_adapter.store.gate_messages import GateMessages
     from plan_adapter.store.proof.attestation import SignedAttestation
     from plan_adapter.store.proof.verification import Verification
     from plan_adapter.store.retention import Retention
@@ -75,6 +76,7 @@ class PlanStore(StorePart):
     - `drafts`: drafts of plans and their model calls.
     - `retention`: old runs that can be deleted, and tombstones of what was pruned or erased.
     - `change_records`: the runs of a period, as an auditor asks about them.
+    - `gate_messages`: what `plan desk` sent to chats and by e-mail.
     - `ledger`: internal. Processes record the runs that they execute with it.
     """
 
@@ -113,6 +115,13 @@ class PlanStore(StorePart):
         from plan_adapter.store.change_records import ChangeRecords  # a run starts without it
 
         return ChangeRecords(self._database, self.tenant_id)
+
+    @property
+    def gate_messages(self) -> "GateMessages":
+        """The messages about gates that `plan desk` sent to chats and by e-mail."""
+        from plan_adapter.store.gate_messages import GateMessages  # only the desk sends messages
+
+        return GateMessages(self._database, self.tenant_id)
 
     def __repr__(self) -> str:
         """Return a description of the store, without a password."""

@@ -22,7 +22,10 @@ ON_SQLITE_OR_THOROUGH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.
 """The parameters of `store_url` in such a test."""
 
 
-ON_BOTH = ("alterations", "changes", "claims", "erasing", "gate_answers", "gates", "migrations", "retention", "runs", "trigger_events")
+ON_BOTH = (
+    *("alterations", "changes", "claims", "erasing", "gate_answers", "gate_messages", "gates", "migrations", "retention", "runs"),
+    "trigger_events",
+)
 """The files of this folder that test what differs between the databases: locks, races, triggers and clocks."""
 
 

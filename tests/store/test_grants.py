@@ -76,6 +76,10 @@ async def test_each_role_can_do_its_work(stores: dict[str, PlanStore]):
 
     waiting = await created(rita)
     gate = await rita.gates.open(a_gate(waiting), timeout_ms=0)
+    message = await olga.gate_messages.claim(gate.id, "slack", shown="")
+    assert message is not None
+    await olga.gate_messages.postpone(message, seconds=0.0)
+    await olga.gate_messages.record(message, shown="0", reference="C1:1.5")
     await olga.gates.answer(gate.id, an_answer(gate))
     await olga.add_approval(an_approval(run_id=waiting.id))
     await olga.standing.add(standing := a_standing_approval())

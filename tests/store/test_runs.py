@@ -180,6 +180,7 @@ async def test_every_row_carries_the_context_of_its_run(store: PlanStore, sql: S
         if table.name in (
             "versions",
             "triggered_runs",
+            "gate_messages",
             "standing_approvals",
             "used_codes",
             "drafts",

@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from plan_adapter.store.database.columns import Instant, SafeText, guard_audit_log, guard_keeping, make_append_only
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest migration. A test checks it."""
 
 REVISION_TABLE = "plan_adapter_revision"
@@ -378,6 +378,25 @@ gates = Table(
     Index(None, "run_id"),
 )
 
+IS_UNFINISHED = text("shown <> 'closed'")
+
+gate_messages = Table(
+    "gate_messages",
+    metadata,
+    Column("gate_id", Text, ForeignKey("gates.id"), primary_key=True),
+    Column("channel", Text, primary_key=True),  # slack, teams or mail
+    *_context_columns(),
+    Column("run_id", Text, nullable=False),
+    Column("shown", Text, nullable=False),  # how far the gate was: empty if it was not sent yet, and `closed` at the end
+    Column("reference", SafeText),  # by which the channel knows the message
+    Column("not_before", Instant, nullable=False),  # until then, one process sends it, or waits to try again
+    Column("failures", Integer, nullable=False),  # since it was last sent
+    Column("sent_at", Instant),
+    Index(None, "run_id"),
+    Index("ix_gate_messages_unfinished", "channel", sqlite_where=IS_UNFINISHED, postgresql_where=IS_UNFINISHED),
+    sqlite_with_rowid=False,
+)
+
 standing_approvals = Table(
     "standing_approvals",
     metadata,
@@ -492,6 +511,6 @@ make_append_only(totp_history)
 
 for _table in (
     *(runs, leases, concurrency_keys, triggered_runs, step_runs, attempts, receipts, commands, approvals, gates, revisions, audit),
-    tombstones,
+    *(tombstones, gate_messages),
 ):
     guard_keeping(_table)

@@ -74,7 +74,7 @@ class AttestedApproval:
     id: str
     decision: Decision | Literal["agree", "delegate"]  # `agree`: one of several approvals; `delegate`: `result` has who answers instead
     by: str
-    known_by: str  # the proof that was checked: ssh_signature, totp, sign_in, proxy, os_user, form, unverified; or not_required
+    known_by: str  # the proof that was checked: ssh_signature, totp, sign_in, proxy, slack, os_user, form, unverified; or not_required
     at: str
     approval_digest: str  # of the content that was shown
     step: str | None  # null: the whole plan

@@ -55,7 +55,7 @@ BOOKKEEPING: Mapping[str, frozenset[str]] = {
 BOOKKEEPING_TABLES = frozenset(
     {
         *("concurrency_keys", "triggered_runs", "standing_approvals", "used_codes", "totp_history", "drafts", "model_calls"),
-        "tombstone_signatures",
+        *("tombstone_signatures", "gate_messages"),
     }
 )
 """The tables that no digest covers. What a run took from them is in its own record; signatures are checked by themselves."""

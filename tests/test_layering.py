@@ -50,7 +50,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "yaml": ("documents",),
     "cel_expr_python": ("expressions",),
     "rfc8785": ("model.canonical",),
-    "httpx": ("tools.http", "engine"),
+    "httpx": ("tools.http", "engine", "cli.desk"),
     "griffe": ("tools",),
     "cyclopts": ("cli",),
     "rich": ("cli",),

@@ -26,10 +26,10 @@ from pydantic import JsonValue
 from plan_adapter.gates.gate import GateEventKind
 from plan_adapter.model.approvals import Approval, Gate
 from plan_adapter.model.plan import ExecutionPlan
-from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, one_line, plain, prose, safe_name, visible
+from plan_adapter.model.readable import MAX_NAME_CHARACTERS, call_name, cut, item_number, one_line, prose, safe_name, visible
 from plan_adapter.model.record import PlanRun
 from plan_adapter.text.commands import answer_command
-from plan_adapter.text.gate_text import split_text
+from plan_adapter.text.gate_text import first_screen_lines
 from plan_adapter.text.run_facts import RunFacts
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def emit_gate_event(
                     "plan": one_line(gate.name),
                     "asks": gate.kind,
                     "requested_by": None if run.requested_by is None else one_line(run.requested_by),
-                    "first_screen": [] if kind == "answered" else _first_screen(gate),
+                    "first_screen": [] if kind == "answered" else first_screen_lines(gate.text)[:MAX_SCREEN_LINES],
                     "step": gate.step_id,
                     "call_kind": gate.call_kind,
                     "item": item_number(gate.item),
@@ -150,12 +150,6 @@ def emit_gate_event(
         )
     except Exception as error:
         log.warning("the event plan.gate.%s of gate %s was not sent: %s", kind, gate.id, error)
-
-
-def _first_screen(gate: Gate) -> list[str]:
-    """Return the first lines of what a gate asks about, as plain text."""
-    lines = [line.strip() for line in plain(split_text(gate.text)[0]).splitlines()]
-    return [line for line in lines if line][:MAX_SCREEN_LINES]
 
 
 MAX_CALLS = 5

@@ -19,8 +19,8 @@ from plan_adapter.model.record import AUTHOR
 
 _CHECKED = object()
 
-SignInProof: TypeAlias = Literal["sign_in", "proxy"]
-"""How a person is known who signed in before they answered."""
+SignInProof: TypeAlias = Literal["sign_in", "proxy", "slack"]
+"""How a person is known who signed in, to the desk or to Slack, before they answered."""
 
 DIGEST_BEGINNING = re.compile(r"[0-9a-fA-F]{8,64}")
 """What names a content: its approval digest, or at least the first 8 characters of it."""
@@ -82,7 +82,10 @@ async def identity_by_signature(by: str, text: str, signature: str, *, policy: E
 
 
 def identity_of_sign_in(by: str, known_by: SignInProof) -> Identity:
-    """Return the identity of a person who signed in to `plan desk`, after it verified the ID token or the secret of the proxy."""
+    """Return the identity of a person who signed in.
+
+    Call it only after `plan desk` has verified the ID token, the secret of the proxy, or the signature of Slack.
+    """
     return Identity(by, known_by, _CHECKED)
 
 

@@ -101,7 +101,8 @@ class Settings(BaseModel):
     """
 
     known_by: tuple[KnownBy, ...] = ()
-    """The accepted proofs of an approver's identity at any gate: ssh_signature, totp, sign_in, proxy, os_user, form, unverified.
+    """The accepted proofs of an approver's identity at any gate: ssh_signature, totp, sign_in, proxy, slack, os_user, form,
+    unverified.
 
     Empty: those of the plan.
     """
@@ -151,6 +152,39 @@ class Settings(BaseModel):
     desk_proxy_secret: SecretStr | None = None
     """What that proxy sends in the header `X-Desk-Proxy-Secret` of each request: at least 32 characters, which only the proxy knows."""
 
+    desk_slack_token: SecretStr | None = None
+    """The bot token of the app in Slack that posts the gates which wait: `plan guide desk "Chat and mail"`. None: no messages in Slack."""
+
+    desk_slack_channel: str | None = None
+    """The conversation in Slack where it posts them, by its id, such as `C024BE91L`. The app must be a member."""
+
+    desk_slack_signing_secret: SecretStr | None = None
+    """The signing secret of that app, with which Slack signs what people press. None: messages without buttons."""
+
+    desk_slack_users: dict[str, str] = Field(default_factory=dict)
+    """Who may answer in Slack, as JSON: `{"U024BE7LH": "ana@example.org"}`, the names of approvers by the ids of Slack's users."""
+
+    desk_slack_api: str = "https://slack.com/api/"
+    """The address of Slack's API, such as `https://slack-gov.com/api/` for GovSlack."""
+
+    desk_teams_webhook: SecretStr | None = None
+    """The address of the webhook of a workflow in Teams, which posts the gates that wait in a channel. None: no messages in Teams."""
+
+    desk_mail_server: str | None = None
+    """The server that sends the gates that wait by e-mail: `smtps://host`, or `smtp://host:587` with STARTTLS. None: no e-mail."""
+
+    desk_mail_user: str | None = None
+    """The name with which the desk signs in to that server. None: it does not sign in."""
+
+    desk_mail_password: SecretStr | None = None
+    """The password for that server."""
+
+    desk_mail_from: str | None = None
+    """The address from which the desk sends e-mail."""
+
+    desk_mail_to: tuple[str, ...] = ()
+    """The addresses to which it sends e-mail."""
+
     dask_address: str | None = None
     """The scheduler of the Dask cluster for steps with `runner: dask`: `tcp://host:8786`, or `tls://…` with Dask's own TLS settings.
 
@@ -193,7 +227,7 @@ class Settings(BaseModel):
         lowered = ((name.lower(), value) for name, value in os.environ.items())
         return {name.removeprefix(_PREFIX): value for name, value in lowered if name.startswith(_PREFIX)} | values
 
-    @field_validator("tools", "python_prefixes", "approvers", "operators", "known_by", "gate_effects", mode="before")
+    @field_validator("tools", "python_prefixes", "approvers", "operators", "known_by", "gate_effects", "desk_mail_to", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -205,6 +239,14 @@ class Settings(BaseModel):
             return TypeAdapter(dict[str, list[str]]).validate_json(value) if isinstance(value, str) else value
         except ValueError:
             raise ValueError('write JSON that lists the members of each group, as in {"sre": ["ana", "bo"]}') from None
+
+    @field_validator("desk_slack_users", mode="before")
+    @classmethod
+    def _read_slack_users(cls, value: object) -> object:
+        try:
+            return TypeAdapter(dict[str, str]).validate_json(value) if isinstance(value, str) else value
+        except ValueError:
+            raise ValueError('write JSON with the name of each user, as in {"U024BE7LH": "ana@example.org"}') from None
 
     @property
     def has_store(self) -> bool:

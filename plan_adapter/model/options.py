@@ -26,11 +26,11 @@ InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array"
 TEXT_TYPES: tuple[InputType, ...] = ("date", "date-time", "duration")
 """The types whose values are texts of a given form."""
 
-KnownBy: TypeAlias = Literal["ssh_signature", "totp", "sign_in", "proxy", "os_user", "form", "unverified"]
+KnownBy: TypeAlias = Literal["ssh_signature", "totp", "sign_in", "proxy", "slack", "os_user", "form", "unverified"]
 """How the person who answers is identified, from the best proof to none.
 
-In order: an SSH signature, a one-time code, a sign-in with OpenID Connect, a sign-in at the proxy in front of `plan desk`, the operating
-system account that ran the command, a name typed into a form, and a name that a program passed.
+In order: an SSH signature, a one-time code, a sign-in with OpenID Connect, a sign-in at the proxy in front of `plan desk`, a
+button pressed in Slack, the operating system account that ran the command, a name typed into a form, and a name that a program passed.
 """
 
 EVENT_NAME = r"^[^\s*]+\*?$|^\*$"

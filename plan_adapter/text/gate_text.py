@@ -14,7 +14,20 @@ from plan_adapter.expressions import has_expression
 from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.options import Effect, Expiry
 from plan_adapter.model.plan import ExecutionPlan, Step
-from plan_adapter.model.readable import as_text, code, counted, cut, duration, fenced, is_secret_name, one_line, redacted, visible, words
+from plan_adapter.model.readable import (
+    as_text,
+    code,
+    counted,
+    cut,
+    duration,
+    fenced,
+    is_secret_name,
+    one_line,
+    plain,
+    redacted,
+    visible,
+    words,
+)
 from plan_adapter.text.listing import either, secrets_fact
 from plan_adapter.text.preview import Preview, StepPreview
 from plan_adapter.validation import BoundPlan, ValidatedPlan
@@ -495,6 +508,12 @@ def split_text(text: str) -> tuple[str, str]:
     """Return the first screen of a gate's text, and its sections."""
     first, start, rest = text.partition("\n### ")
     return f"{first.rstrip()}\n", f"{start}{rest}".lstrip("\n")
+
+
+def first_screen_lines(text: str) -> list[str]:
+    """Return the first screen of a gate's text as lines of plain text, for places that render no Markdown."""
+    lines = [line.strip() for line in plain(split_text(text)[0]).splitlines()]
+    return [line for line in lines if line]
 
 
 def without_picture(text: str) -> str:

@@ -229,9 +229,9 @@ MANY_GATES = 20
 """How many items of one step may each ask for an approval without a warning."""
 
 _UNDERMINED_PROOFS = {
-    "unverified": frozenset({"ssh_signature", "totp", "sign_in", "proxy", "os_user", "form"}),
+    "unverified": frozenset({"ssh_signature", "totp", "sign_in", "proxy", "slack", "os_user", "form"}),
     # Terminal accounts next to names in a form may be intended. A proof next to a mere claim is a mistake.
-    "form": frozenset({"ssh_signature", "totp", "sign_in", "proxy"}),
+    "form": frozenset({"ssh_signature", "totp", "sign_in", "proxy", "slack"}),
 }
 """The proofs that are worthless if the policy also accepts a method that lets anyone claim a name, by that method."""
 

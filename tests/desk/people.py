@@ -11,6 +11,7 @@ from html import unescape
 import httpx
 
 from plan_adapter.cli.desk.sign_in import PROXY_SECRET_HEADER, ProxySignIn, SignIn
+from plan_adapter.cli.desk.slack import Slack
 from plan_adapter.cli.desk.web_app import desk_app, desk_server
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Gate
@@ -71,11 +72,13 @@ class Desk:
 
 
 @asynccontextmanager
-async def running_desk(store: PlanStore, settings: Settings, sign_in: SignIn | None = BY_PROXY) -> AsyncIterator[Desk]:
+async def running_desk(
+    store: PlanStore, settings: Settings, sign_in: SignIn | None = BY_PROXY, *, slack: Slack | None = None
+) -> AsyncIterator[Desk]:
     """Yield a desk of `store` on a free port. Requests that come before it is ready wait in the queue of its socket."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
         host = f"127.0.0.1:{listening.getsockname()[1]}"
-        app = desk_app(store, settings, sign_in, address=f"http://{host}", hosts=frozenset({host}))
+        app = desk_app(store, settings, sign_in, address=f"http://{host}", hosts=frozenset({host}), slack=slack)
         server = desk_server(app)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         desk = Desk(f"http://{host}")

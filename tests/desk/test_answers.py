@@ -189,6 +189,13 @@ async def test_the_text_on_the_page_is_signed_and_pasted(world: World, tmp_path:
     assert await closed(world, gate) == ("approve", "ana", "ssh_signature")
 
 
+async def test_a_gate_that_takes_answers_from_slack_only_says_so(world: World, desk: Desk) -> None:
+    _, gate = await world.detached(world.plan(policy=ApprovalPolicy(approvers=["ana"], known_by=["slack"])))
+    page = await desk.person("ana").get(f"/gates/{gate.id}")
+    assert "this gate takes slack, which no page can give" in said(page)
+    assert "plan approve" not in said(page)
+
+
 async def test_a_gate_that_no_page_can_answer_names_the_command(world: World) -> None:
     _, gate = await world.detached(world.plan(policy=ApprovalPolicy(known_by=["os_user"])))
     async with running_desk(world.store, world.settings, None) as desk:

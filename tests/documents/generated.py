@@ -144,7 +144,7 @@ approvals = every_field(
     author_approval=st.booleans(),
     escalate=optional(every_field(Escalation, after_ms=st.integers(1000, 10**9), to=st.lists(texts, min_size=1, max_size=2))),
     delegate=st.booleans(),
-    known_by=st.lists(st.sampled_from(["ssh_signature", "totp", "sign_in", "proxy", "os_user", "form", "unverified"]), max_size=2),
+    known_by=st.lists(st.sampled_from(["ssh_signature", "totp", "sign_in", "proxy", "slack", "os_user", "form", "unverified"]), max_size=2),
     effects=st.lists(effects, max_size=2),
     expires=st.sampled_from(["reject", "skip"]),
     release=st.booleans(),

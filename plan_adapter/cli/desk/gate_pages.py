@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import get_args
 
 from markdown_it import MarkdownIt
 from markupsafe import Markup
@@ -12,7 +13,7 @@ from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.records import QUESTION_SUFFIXES, gate_place
 from plan_adapter.cli.verbs.gates import who_may_answer
 from plan_adapter.gates.approval import approval_text_to_sign, refusal, why_nobody_may_answer
-from plan_adapter.gates.identity import Identity, agreements_that_count, identity_of_name
+from plan_adapter.gates.identity import Identity, SignInProof, agreements_that_count, identity_of_name
 from plan_adapter.gates.quorum import progress_line, why_already_given
 from plan_adapter.gates.signatures import NAMESPACE
 from plan_adapter.model.approvals import GATE_ANSWERS, Decision, Gate, GateAnswer, GatePolicy, person_of
@@ -115,7 +116,8 @@ class Choices:
         takes_code = needs_proof and (accepted is None or "totp" in accepted)
         takes_signature = needs_proof and gate.kind == "approval" and (accepted is None or "ssh_signature" in accepted)
         if needs_proof and not takes_code and not takes_signature:
-            why = f"this gate takes {' or '.join(accepted or ())}, which no page can give: `{answer_command(gate)}` answers it"
+            why = f"this gate takes {' or '.join(accepted or ())}, which no page can give"
+            why += f": `{answer_command(gate)}` answers it" if not {*(accepted or ())} <= {*get_args(SignInProof)} else ""
             return cls((), (why,), asks_name=False, takes_code=False, takes_signature=False)
         refused = dict[GateAnswer, str | None]()
         for decision in GATE_ANSWERS[gate.kind]:

@@ -140,11 +140,15 @@ def origin_of(url: str) -> str:
 class Protection:
     """Checks the host, the origin and the size of every request before the application sees it, and adds the headers of every response."""
 
-    def __init__(self, app: "ASGIApp", *, origin: str, hosts: frozenset[str]) -> None:
-        """Protect `app`, whose pages have this origin. `hosts` are what requests may name as their host."""
+    def __init__(self, app: "ASGIApp", *, origin: str, hosts: frozenset[str], signed: frozenset[str] = frozenset()) -> None:
+        """Protect `app`, whose pages have this origin. `hosts` are what requests may name as their host.
+
+        `signed` are the paths whose requests come from other programs, which sign them. Their origin is not checked.
+        """
         self._app = app
         self._origin = origin
         self._hosts = hosts
+        self._signed = signed
         self._headers = dict(HEADERS)
         if origin.startswith("https:"):
             self._headers["strict-transport-security"] = "max-age=31536000"
@@ -183,6 +187,8 @@ class Protection:
             return None
         if scope["method"] != "POST":
             return PlainTextResponse("only GET and POST are answered here", status_code=405)
+        if scope["path"] in self._signed:
+            return None
         same_site = headers.get(b"sec-fetch-site", ["same-origin"]) == ["same-origin"]
         if headers.get(b"origin") != [self._origin] or not same_site:
             return PlainTextResponse("the request does not come from a page of this desk", status_code=403)

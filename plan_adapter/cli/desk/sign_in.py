@@ -63,7 +63,7 @@ class ProxySignIn:
             raise SignInError("this request did not come through the proxy that signs people in")
         if len(names) != 1:
             raise SignInError(f"the proxy must name one person in the header `{self.header}`, and named {len(names)}")
-        return identity_of_sign_in(_name_of(names[0].encode("latin-1").decode("utf-8", errors="replace")), self.known_by)
+        return identity_of_sign_in(person_name(names[0].encode("latin-1").decode("utf-8", errors="replace")), self.known_by)
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class OpenIdSignIn:
         name = decoded.claims.get(self.claim)
         if not isinstance(name, str):
             raise SignInError(f"the ID token has no claim `{self.claim}`: PLAN_ADAPTER_DESK_OIDC_CLAIM names the one that counts")
-        return identity_of_sign_in(_name_of(name), self.known_by)
+        return identity_of_sign_in(person_name(name), self.known_by)
 
     def _client(self) -> Any:
         from authlib.integrations.httpx_client import AsyncOAuth2Client  # pyright: ignore[reportMissingTypeStubs]
@@ -214,7 +214,7 @@ def is_loopback(host: str) -> bool:
         return host.casefold() == "localhost"
 
 
-def _name_of(text: str) -> str:
+def person_name(text: str) -> str:
     """Return the name of a person. Raises SignInError for one that could be taken for another."""
     if not text or text != text.strip() or len(text) > MAX_NAME_CHARACTERS or visible(text) != text or not text.isprintable():
         raise SignInError("the name of the person who signed in is empty, too long, or has invisible characters")

@@ -17,27 +17,25 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from plan_adapter.cli.answering import STAYS_RELEASED, wake_released_run, what_happens_next, why_cancelled
 from plan_adapter.cli.approval_state import states_of
+from plan_adapter.cli.desk.desk_answers import record_answer
 from plan_adapter.cli.desk.gate_pages import Choices, listed_gates, shown_fields, shown_gate
 from plan_adapter.cli.desk.protection import HEADERS, FailedProofs, Protection, Session, Sessions, origin_of
 from plan_adapter.cli.desk.sign_in import CALLBACK, OpenIdSignIn, SignIn, SignInError
-from plan_adapter.cli.servers import show_end_in_prefect
+from plan_adapter.cli.desk.slack import ACTIONS_PATH, Slack, SlackActions
 from plan_adapter.cli.verbs.gates import waiting_gates
 from plan_adapter.cli.verbs.report import report_of
 from plan_adapter.cli.verbs.show import shown_run
 from plan_adapter.gates.gate import closing_message, request_of
 from plan_adapter.gates.identity import DIGEST_BEGINNING, Identity
-from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import DELEGATE, GATE_ANSWERS, Answer, Decision, Gate, GateAnswer
+from plan_adapter.model.approvals import GATE_ANSWERS, Answer, Gate, GateAnswer
 from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError, PlanAdapterError, RunConflictError, RunNotFoundError
 from plan_adapter.model.readable import moment, visible
 from plan_adapter.runs.answers import GateAnswers
 from plan_adapter.text.html_parts import prose
 from plan_adapter.text.report import report_html
 from plan_adapter.validation.inputs import parse_json, read_values
-from plan_adapter.waiting_runs import close_gate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,8 +57,13 @@ _ID = re.compile(r"[0-9a-zA-Z-]{8,64}")
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
 
-def desk_app(store: "PlanStore", settings: Settings, sign_in: SignIn | None, *, address: str, hosts: frozenset[str]) -> "ASGIApp":
-    """Return the application. `address` is where people reach it; requests may name one of `hosts`. `sign_in` None: a proof per answer."""
+def desk_app(
+    store: "PlanStore", settings: Settings, sign_in: SignIn | None, *, address: str, hosts: frozenset[str], slack: Slack | None = None
+) -> "ASGIApp":
+    """Return the application. `address` is where people reach it; requests may name one of `hosts`. `sign_in` None: a proof per answer.
+
+    With `slack`, it takes what people press there.
+    """
     app = FastAPI(title="plan desk", docs_url=None, redoc_url=None, openapi_url=None)
     desk = Desk(store, settings, sign_in, origin=origin_of(address))
     pages: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
@@ -73,12 +76,15 @@ def desk_app(store: "PlanStore", settings: Settings, sign_in: SignIn | None, *, 
         ("GET", CALLBACK, desk.finish_sign_in),
         ("GET", "/desk.css", desk.style),
     ]
+    if slack is not None:
+        pages.append(("POST", ACTIONS_PATH, SlackActions(slack, store, settings).receive))
     for method, path, page in pages:
         app.add_api_route(path, page, methods=[method], include_in_schema=False, response_model=None)
     app.add_exception_handler(SignInNeeded, desk.start_sign_in)
     app.add_exception_handler(PlanAdapterError, desk.report_error)
     app.add_exception_handler(404, desk.report_missing)
-    return Protection(app, origin=origin_of(address), hosts=hosts)
+    signed = frozenset[str]() if slack is None else frozenset({ACTIONS_PATH})
+    return Protection(app, origin=origin_of(address), hosts=hosts, signed=signed)
 
 
 def desk_server(app: "ASGIApp") -> uvicorn.Server:
@@ -149,7 +155,7 @@ class Desk:
             return page
         try:
             answer = self._read_answer(form, gate, visit.identity)
-            visit.session.notice = await self._record(answer, gate, visit.identity)
+            visit.session.notice = await record_answer(answer, gate, visit.identity, self._store, self._settings)
         except RunConflictError as error:
             self._failed.forgive(tries)
             return await self._closed_page(visit, gate, error)
@@ -295,29 +301,6 @@ class Desk:
             digest=digest,
             to=form.get("to", "").strip(),
         )
-
-    async def _record(self, answer: Answer, gate: Gate, identity: Identity | None) -> str:
-        """Record an answer, and return what happens next. Raises what `close_gate` raises."""
-        run = await self._store.run(gate.run_id)
-        if answer.decision == "approve" and (reason := await why_cancelled(run, self._store, self._settings)) is not None:
-            raise RunConflictError(f"too late to approve: the run was cancelled in Prefect: {reason}")
-        answers = GateAnswers(self._store, self._settings, signed_in=identity)
-        closed = await close_gate(gate, answer, answers)
-        if answer.decision == DELEGATE:
-            return f"Recorded: {answer.to} answers instead of {answer.by}."
-        if gate.kind == "outcome":
-            return "Recorded. " + ("The waiting process continues now." if gate.attended else "`plan resume` resumes the run.")
-        if closed.end is None:
-            policy = await answers.policy_of(request_of(closed))
-            return f"Recorded: {progress_in_words(policy, closed.agreements)}."
-        decision: Decision = answer.decision if answer.decision in ("reject", "request_changes") else "approve"
-        if decision == "reject" and gate.step_id is None and gate.attended is False:
-            await show_end_in_prefect(run.id, self._store, self._settings)
-        next_text, approval = what_happens_next(gate, run, decision), await self._store.gates.answer_to(gate.id)
-        if decision != "request_changes" and gate.gate_policy.release and approval is not None:
-            is_awake = await wake_released_run(closed, approval, self._settings)
-            next_text = next_text if is_awake or not gate.is_released else STAYS_RELEASED
-        return f"Recorded. Next: {next_text}."
 
     async def _closed_page(self, visit: Visit, gate: Gate, error: RunConflictError) -> Response:
         """Show who was first, or the content that replaced what was answered."""

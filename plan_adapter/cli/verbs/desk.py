@@ -9,6 +9,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
 from plan_adapter.local.settings import Settings
+from plan_adapter.model.readable import listed
 
 if TYPE_CHECKING:
     from plan_adapter.cli.desk.sign_in import SignIn
@@ -22,20 +23,25 @@ async def desk(*, host: str = "127.0.0.1", port: int = 4270, json: bool = False)
     """Serve a small web application in which approvers read what waits and answer it, until Ctrl-C. It changes nothing else.
 
     People sign in with OpenID Connect or at a proxy, as the settings `PLAN_ADAPTER_DESK_…` say. Without either, it listens on this machine
-    only, and each answer needs a one-time code or an SSH signature.
+    only, and each answer needs a one-time code or an SSH signature. It also sends what waits to Slack, Teams and e-mail, if the settings
+    name them, and takes the answers of people who press a button in Slack.
 
     Args:
         host: The address to listen on; default: 127.0.0.1, this machine only. Any other needs a sign-in and PLAN_ADAPTER_DESK_URL.
         port: The port to listen on; default: 4270. 0 takes a free one.
-        json: Print the address, and how people sign in, as one JSON object; default: as text.
+        json: Print the address, how people sign in, and the channels of messages as one JSON object; default: as text.
     """
     if any(importlib.util.find_spec(name) is None for name in LIBRARIES):
         raise UsageError(NOT_INSTALLED)
     # These import FastAPI.
+    from plan_adapter.cli.desk.messages import channels_of, sending_messages
     from plan_adapter.cli.desk.sign_in import is_loopback, sign_in_of
+    from plan_adapter.cli.desk.slack import Slack
     from plan_adapter.cli.desk.web_app import desk_app, desk_server
 
     settings = Settings()
+    channels = channels_of(settings)
+    slack = next((channel for channel in channels if isinstance(channel, Slack) and channel.signing_secret is not None), None)
     listening = _listen(host, port)
     with listening:
         port = listening.getsockname()[1]
@@ -47,13 +53,17 @@ async def desk(*, host: str = "127.0.0.1", port: int = 4270, json: bool = False)
         names = {urlsplit(address).netloc.casefold(), local.casefold()}
         hosts = frozenset(names | ({f"localhost:{port}"} if is_loopback(host) else set[str]()))
         async with open_store(settings) as store:
-            app = desk_app(store, settings, sign_in, address=address, hosts=hosts)
+            app = desk_app(store, settings, sign_in, address=address, hosts=hosts, slack=slack)
             if json:
-                output.json_line("desk", {"address": f"{address}/", "sign_in": None if sign_in is None else sign_in.known_by})
+                known_by, names = None if sign_in is None else sign_in.known_by, [channel.name for channel in channels]
+                output.json_line("desk", {"address": f"{address}/", "sign_in": known_by, "channels": names})
                 output.flush()
             else:
                 output.note(f"the desk is at {address}/; Ctrl-C stops it" + _how_people_prove(sign_in))
-            await desk_server(app).serve(sockets=[listening])
+                if channels:
+                    output.note(f"what waits is also sent to {listed([channel.label for channel in channels], len(channels))}")
+            async with sending_messages(channels, store, settings, address=address):
+                await desk_server(app).serve(sockets=[listening])
     return ExitCode.DONE
 
 

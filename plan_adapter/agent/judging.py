@@ -14,6 +14,7 @@ from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import code
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan, validate
+from plan_adapter.validation.named_secrets import name_secrets
 
 
 def check_constraints(
@@ -81,8 +82,10 @@ def find_request_problem(request: PlanRequest, tools: ToolRegistry) -> str | Non
 def find_unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], remaining: RemainingPlan | None = None) -> list[Problem]:
     """Return a problem for each call in a model's plan that uses a secret whose name is not in `allowed`.
 
-    With `remaining`, a secret may also go to the tools that the run's plan already passes it to.
+    A secret that an input names counts as well: by its default, or by what the run gives it. With `remaining`, a secret may also go to the
+    tools that the run's plan already passes it to.
     """
+    validated = validated if validated.named_secrets else name_secrets(validated, {} if remaining is None else remaining.named)
     named = ", ".join(f"`{name}`" for name in allowed) or "none"
     already_passed: Mapping[str, frozenset[str]] = {} if remaining is None else remaining.secrets
     problems = list[Problem]()

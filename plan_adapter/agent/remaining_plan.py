@@ -36,6 +36,7 @@ class RemainingPlan:
     needed: frozenset[str] = frozenset()  # ids that outputs and `finally` steps refer to; the model's steps must use them
     gated: frozenset[str] = frozenset()  # tools whose calls wait at a gate, because a replaced step did
     secrets: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])  # secret name -> tools that receive it
+    named: Mapping[str, str] = field(default_factory=dict[str, str])  # the secrets that the run's inputs name, by input
 
     @classmethod
     def of(cls, validated: ValidatedPlan, history: RunHistory) -> "RemainingPlan":
@@ -57,6 +58,7 @@ class RemainingPlan:
             needed=frozenset(needed),
             gated=frozenset(step.tool_name for step in replaced if step.requires_approval and step.tool_name is not None),
             secrets=_tools_by_secret(validated),
+            named=validated.named_secrets.get("", {}),
         )
 
     def join(self, steps: Iterable[Step]) -> ExecutionPlan:
@@ -95,10 +97,11 @@ class RemainingPlan:
 
 def replan_context(run: PlanRun, remaining: RemainingPlan, history: RunHistory, redactor: Redactor) -> dict[str, JsonValue]:
     """Return the run's record as context for a model. Everything `redactor` knows is redacted, then long texts are cut."""
-    hidden = [text for name, value in run.inputs.items() if is_secret_name(name) for text in _find_texts(value)]
+    secret, names = (value for name, value in run.inputs.items() if is_secret_name(name)), frozenset(remaining.named.values())
+    hidden = [text for value in secret for text in _find_texts(value) if text not in names]
 
     def cut(value: JsonValue, most: int) -> JsonValue:
-        return _cut(redacted(redactor.value(value), hidden=hidden), most)
+        return _cut(redacted(redactor.value(value), hidden=hidden, names=names), most)
 
     plan, runs = remaining.old, {step.id: step for step in run.steps}
     share = max(200, min(SHOWN_CHARACTERS, ALL_CHARACTERS // max(1, len(plan.steps))))
@@ -114,7 +117,7 @@ def replan_context(run: PlanRun, remaining: RemainingPlan, history: RunHistory, 
         "ids_taken": [*sorted(remaining.taken)],
         "ids_needed": [*sorted(remaining.needed)],
     }
-    shown = cast("dict[str, JsonValue]", redacted(context, hidden=hidden))
+    shown = cast("dict[str, JsonValue]", redacted(context, hidden=hidden, names=names))
     return {**shown, "inputs": cut(run.inputs, ALL_CHARACTERS)}
 
 

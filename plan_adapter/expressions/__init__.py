@@ -3,7 +3,7 @@
 from plan_adapter.expressions.cel import matches
 from plan_adapter.expressions.declarations import INPUT_NAME, SECRET_NAME, Declarations, Expected
 from plan_adapter.expressions.expression import Expression, Variables
-from plan_adapter.expressions.references import has_expression, inputs_in, sources_of
+from plan_adapter.expressions.references import has_expression, inputs_in, passed_input, sources_of
 from plan_adapter.expressions.template import Prediction, Template, compile_template
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "has_expression",
     "inputs_in",
     "matches",
+    "passed_input",
     "sources_of",
 ]

@@ -71,7 +71,7 @@ class TypedInput(Protocol):
 
     @property
     def type(self) -> str:
-        """A type of JSON, or `date`, `date-time` or `duration`, which are texts."""
+        """A type of JSON, or `date`, `date-time`, `duration` or `secret`, which are texts."""
         ...
 
     @property
@@ -116,7 +116,7 @@ def shape_of(path: Path, declared: Declarations) -> Shape:
         case "steps":
             shape, at = _shape_of_step(path, declared), 3
         case "inputs":
-            shape, at = _shape_of_input(path, declared.inputs), 2
+            shape, at = _shape_of_input(path, declared), 2
         case "secrets":
             shape, at = _shape_of_secret(path, declared), 2
         case "hosts":
@@ -185,13 +185,16 @@ def _shape_of_step(path: Path, declared: Declarations) -> Shape:
     return declared.results.get(step, ANYTHING) if path[2] == "result" else _STEP_MEMBERS[str(path[2])]
 
 
-def _shape_of_input(path: Path, inputs: Mapping[str, TypedInput]) -> Shape:
+def _shape_of_input(path: Path, declared: Declarations) -> Shape:
+    inputs = declared.inputs
     if len(path) < 2 or not isinstance(path[1], str):
         raise RefusedError("unknown-reference", "`inputs` names no input", NAME_HINTS["inputs"])
     if path[1] not in inputs:
         hint = did_you_mean(path[1], frozenset(inputs)) or "declare it under `inputs`"
         raise RefusedError("unknown-reference", f"no input is called `{path[1]}`", hint)
     definition = inputs[path[1]]
+    if definition.type == "secret":
+        _check_secret_place(path, declared)
     return shape_of_type(definition.type, definition.items)
 
 
@@ -215,10 +218,15 @@ def _shape_of_run(path: Path) -> Shape:
     return _RUN_MEMBERS[str(path[1])]
 
 
-def _shape_of_secret(path: Path, declared: Declarations) -> Shape:
+def _check_secret_place(path: Path, declared: Declarations) -> None:
+    """Raise RefusedError unless the reference `path`, which stands for a secret, is where secrets may be."""
     if not declared.secrets:
         hint = "pass it to a tool other than run_deployment, in the parameters of the step itself: elsewhere it would be shown or stored"
         raise RefusedError("misplaced-secret", f"`{format_path(path)}`: a secret is not allowed here", hint)
+
+
+def _shape_of_secret(path: Path, declared: Declarations) -> Shape:
+    _check_secret_place(path, declared)
     if len(path) < 2 or not isinstance(path[1], str):
         raise RefusedError("unknown-reference", "`secrets` names no secret", NAME_HINTS["secrets"])
     if not re.fullmatch(SECRET_NAME, path[1]):

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import JsonValue
@@ -112,6 +112,22 @@ class Expression:
     def secrets(self) -> frozenset[str]:
         """The names of the secrets that the expression uses."""
         return frozenset(str(variable.path[1]) for variable in self.variables if variable.path[0] == "secrets")
+
+    def names_secrets(self, inputs: Collection[str]) -> bool:
+        """Return whether the expression uses one of `inputs`, which are of type `secret`."""
+        return any(variable.path[0] == "inputs" and variable.path[1] in inputs for variable in self.variables)
+
+    def with_named_secrets(self, names: Mapping[str, str]) -> "Expression":
+        """Return the expression with the secret itself in place of each input in `names`, whose value is the name of that secret."""
+
+        def named(path: Path) -> Path | None:
+            return ("secrets", names[str(path[1])], *path[2:]) if path[0] == "inputs" and path[1] in names else None
+
+        def written(path: Path) -> str | None:
+            return None if (secret := named(path)) is None else format_path(secret)
+
+        variables = tuple(replace(variable, path=named(variable.path) or variable.path) for variable in self.variables)
+        return replace(self, source=replace_references(self.source, written), variables=variables)
 
     def with_values(self, variables: Variables) -> str:
         """Return the expression as written, with braces, and with values in place of all references except secrets."""

@@ -135,6 +135,18 @@ def inputs_in(text: str) -> list[str]:
     return [*dict.fromkeys(str(path[1]) for path in paths if path[0] == "inputs" and len(path) > 1)]
 
 
+def passed_input(value: object) -> str | None:
+    """Return the input that a text passes on, if the text is nothing but `${{ inputs.name }}`. None for any other value."""
+    if not isinstance(value, str) or not has_expression(value):
+        return None
+    try:
+        pieces = split_expressions(value.strip())
+    except UnclosedError:
+        return None
+    path = whole_path(pieces[0].text) if len(pieces) == 1 and isinstance(pieces[0], Code) else None
+    return str(path[1]) if path is not None and path[0] == "inputs" and len(path) == 2 else None
+
+
 def sources_of(*texts: str) -> list[str]:
     """Return the inputs in the expressions of `texts`, each once, as `inputs.name`."""
     return [f"inputs.{name}" for name in dict.fromkeys(name for text in texts for name in inputs_in(text))]

@@ -18,6 +18,7 @@ _KINDS: Mapping[str, str] = {
     "date": "string",
     "date-time": "string",
     "duration": "string",
+    "secret": "string",
 }
 
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
@@ -84,6 +84,26 @@ class Template:
             map_texts(self.source, lambda text: self._resolve_text_except_secrets(text, variables))
             if self.secrets
             else self.resolve(variables)
+        )
+
+    def with_named_secrets(self, names: Mapping[str, str]) -> "Template":
+        """Return the template as if it had been written with the secrets that `names` gives, by input, in place of these inputs."""
+        if self.inputs.isdisjoint(names):
+            return self
+        texts, rewritten = dict[str, tuple[str | Expression, ...]](), dict[str, str]()
+        for text, parts in self.texts.items():
+            if not any(isinstance(part, Expression) and part.names_secrets(names) for part in parts):
+                texts[text] = parts
+                continue
+            named = tuple(part if isinstance(part, str) else part.with_named_secrets(names) for part in parts)
+            rewritten[text] = "".join(part if isinstance(part, str) else f"${{{{ {part.source} }}}}" for part in named)
+            texts[rewritten[text]] = named
+        expressions = (part for parts in texts.values() for part in parts if isinstance(part, Expression))
+        return replace(
+            self,
+            source=map_texts(self.source, lambda text: rewritten.get(text, text)),
+            texts=texts,
+            secrets=frozenset(name for expression in expressions for name in expression.secrets),
         )
 
     def _resolve_text(self, text: str, variables: Variables) -> JsonValue:

@@ -195,7 +195,8 @@ async def ask_value(name: str, definition: Input, conversation: Conversation, *,
     """
     choices = _choices_by_key(definition)
     conversation.say("\n".join(_field_lines(name, definition, choices)))
-    while (typed := await conversation.ask(f"{name}: ", hidden=is_secret_name(name))) is not None:
+    is_hidden = is_secret_name(name) and definition.type != "secret"  # whose value is only a name
+    while (typed := await conversation.ask(f"{name}: ", hidden=is_hidden)) is not None:
         if not typed and not definition.is_required:
             return ""
         text = choices.get(typed, typed)

@@ -21,9 +21,11 @@ CallKind: TypeAlias = Literal["step", "rollback", "decision", "check"]
 decision in a round. `check`: the checks of that decision.
 """
 
-InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object", "date", "date-time", "duration"]
+MemberType: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object", "date", "date-time", "duration"]
+InputType: TypeAlias = Literal[MemberType, "secret"]
+"""The type of an input. The value of a `secret` is the name of one."""
 
-TEXT_TYPES: tuple[InputType, ...] = ("date", "date-time", "duration")
+TEXT_TYPES: tuple[InputType, ...] = ("date", "date-time", "duration", "secret")
 """The types whose values are texts of a given form."""
 
 KnownBy: TypeAlias = Literal["ssh_signature", "totp", "sign_in", "proxy", "slack", "os_user", "form", "unverified"]
@@ -116,7 +118,10 @@ class Input(PlanPart):
 
     noun: ClassVar[str] = "an input"
 
-    type: InputType = Field(default="string", description="The type of the value.")
+    type: InputType = Field(
+        default="string",
+        description="The type of the value. The value of a `secret` is the name of a secret; `${{ inputs.NAME }}` stands for that secret.",
+    )
     title: str = Field(default="", description="The name of the field in forms, in any language. The default is the name of the input.")
     description: str = Field(default="", description="What the input is for. Forms show it next to the field.")
     default: JsonValue = Field(default=None, description="The value if a run gives none. Without a default the input is required.")
@@ -130,7 +135,7 @@ class Input(PlanPart):
     max_length: int | None = Field(default=None, ge=0, description="The maximum number of characters of a text, or of members of an array.")
     minimum: float | None = Field(default=None, description="The smallest accepted number.")
     maximum: float | None = Field(default=None, description="The largest accepted number.")
-    items: InputType | None = Field(default=None, description="The type of an array's members.")
+    items: MemberType | None = Field(default=None, description="The type of an array's members.")
     variable: str | None = Field(
         default=None,
         description="The Prefect variable that gives the value if a run gives none. It is read once, when a run starts. If it does not "

@@ -47,6 +47,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SECRET_STEMS = re.compile(
     "passw(?:or)?d|passphrase|passcode|secret|credential|authorization|cookie|apikey|privatekey|accesskey|密码|口令|令牌|密钥|秘密"
 )
+_TOKENS = re.compile(r"\b(?:Bearer|Basic)\s+\S|(?<![A-Za-z0-9])(?:gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_-]{8}")
 _SECRET_WORDS = frozenset({"auth", "bearer", "jwt", "pass", "pwd", "token"})
 _MAX_REFERENCES = 8  # how many schema references to follow for one value
 MAX_NAME_CHARACTERS = 200
@@ -304,6 +305,11 @@ def is_secret_name(name: str) -> bool:
     return _classify_name(name)[0]
 
 
+def has_token(text: str) -> bool:
+    """Return whether `text` contains a secret that its form reveals: a token of a well-known provider, or a header with one."""
+    return _TOKENS.search(text) is not None
+
+
 def redacted(
     value: "JsonValue",
     *,
@@ -311,6 +317,7 @@ def redacted(
     hidden: Collection[str] = (),
     expressions: bool = True,
     literals: Collection[str] = (),
+    names: Collection[str] = (),
 ) -> "JsonValue":
     """Return `value` with `***` in place of secrets, to show to people.
 
@@ -318,10 +325,11 @@ def redacted(
     any depth; passwords in URLs; and the texts in `hidden`, unless they are too short.
 
     With `expressions`, an expression `${{ … }}` in place of a secret stays, because it contains no value. Pass False if all have been
-    resolved. `literals` next to such an expression stay, too, because they are not part of the secret.
+    resolved. `literals` next to such an expression stay, too, because they are not part of the secret. So do the `names` of secrets, which
+    inputs give.
     """
     texts = sorted((text for text in hidden if len(text) >= _MIN_HIDDEN_CHARACTERS), key=len, reverse=True)
-    redactor = _Redactor(texts, expressions, schema or {}, literals)
+    redactor = _Redactor(texts, expressions, schema or {}, literals, names)
     return redactor.redact(value, redactor.resolve([schema]))
 
 
@@ -447,10 +455,18 @@ _Schemas: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 class _Redactor:
-    def __init__(self, hidden: list[str], expressions: bool, root: Mapping[str, Any], literals: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        hidden: list[str],
+        expressions: bool,
+        root: Mapping[str, Any],
+        literals: Collection[str] = (),
+        names: Collection[str] = (),
+    ) -> None:
         self._hidden = re.compile("|".join(map(re.escape, hidden))) if hidden else None
         self._expressions = expressions
         self._literals = literals
+        self._names = names
         self._definitions: Mapping[str, Any] = root.get("$defs", {})
 
     def redact(self, value: "JsonValue", schemas: _Schemas) -> "JsonValue":
@@ -497,7 +513,7 @@ class _Redactor:
         return self._hidden.sub(MASK, shown) if self._hidden else shown
 
     def _mask_secret(self, value: "JsonValue") -> "JsonValue":
-        if value is None or value == "":
+        if value is None or value == "" or (isinstance(value, str) and value in self._names):
             return value
         if not isinstance(value, str) or not self._expressions:
             return MASK

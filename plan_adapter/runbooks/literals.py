@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions.references import Code, Path, UnclosedError, replace_strings, split_expressions
 from plan_adapter.model.plan import ExecutionPlan, Step
-from plan_adapter.model.readable import MASK, is_secret_name, redacted
+from plan_adapter.model.readable import MASK, has_token, is_secret_name, redacted
 from plan_adapter.model.status import StepStatus
 from plan_adapter.model.values import join
 from plan_adapter.tools.registry import ToolRegistry
@@ -124,7 +124,6 @@ Schema: TypeAlias = Mapping[str, Any]
 
 _ARGV = ("argv", "args", "arguments")
 _ASSIGNED = re.compile(r"([\w-]+)[\"']?\s*[=:]\s*\S")
-_TOKENS = re.compile(r"\b(?:Bearer|Basic)\s+\S|(?<![A-Za-z0-9])(?:gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_-]{8}")
 _BEFORE_CODE = ("-c", "-lc", "-ec", "-e", "-m", "--eval", "--command", "-Command", "/c")
 _CODE_KEYS = frozenset(("cmd", "code", "command", "script", "sql", "statement"))
 _SCRIPT = re.compile(r"[\s;|&$`<>()]")
@@ -204,7 +203,7 @@ def _find_hidden_texts(value: JsonValue, shown: JsonValue) -> Iterator[str]:
 
 def _contains_secret(text: str) -> bool:
     """Return whether a text contains a secret, by its name, as in `--password=…`, or by its form."""
-    return bool(_TOKENS.search(text)) or any(is_secret_name(name) for name in _ASSIGNED.findall(text))
+    return has_token(text) or any(is_secret_name(name) for name in _ASSIGNED.findall(text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.text.commands import resolve_command, unit_names
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan
+from plan_adapter.validation.named_secrets import name_secrets
 
 if TYPE_CHECKING:
     from plan_adapter.agent.model import Model
@@ -56,6 +57,7 @@ class Replanner:
         from plan_adapter.agent.remaining_plan import RemainingPlan, replan_context
         from plan_adapter.model.drafts import PlanRequest
 
+        validated = name_secrets(validated, run.inputs)
         remaining = RemainingPlan.of(validated, history)
         names = {str(definition["name"]) for definition in validated.definitions}
         redactor = await model_redactor(self.settings, {*validated.secrets, *self.secrets})

@@ -11,6 +11,7 @@ from plan_adapter.local.credentials import credential_values
 from plan_adapter.local.secrets import SecretChain, SecretLocation, SecretUnavailableError, add_server_place, known_values, secret_chain
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import InvalidPlanError, NoServerError
+from plan_adapter.model.values import join
 from plan_adapter.text.listing import list_names
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.created_secrets import ROLLBACK_PARAMETERS, secrets_by_field
@@ -45,14 +46,17 @@ async def refuse_missing_secrets(validated: ValidatedPlan, settings: Settings, c
     `choices` say what a resume does with each step. A secret whose creating step does not run now must be there. If a place cannot be
     queried, the steps that use the secret check it.
     """
-    uses = _find_uses(validated, choices or {})
-    findings = Findings()
+    uses, findings = _find_uses(validated, choices or {}), Findings()
     for name, problem in (await _find_missing(uses, settings)).items():
         creators = validated.created_secrets.creators.get(name, ())
         done = f"; {list_names(creators)}, which creates it, does not run now" if creators else ""
         other = "" if creators else ", or write its name under `creates_secrets` of the step that creates it"
-        for at in uses[name]:
-            findings.add("missing-secret", at, problem + done, f"store it in one of these places{other}; `plan doctor PLAN` checks again")
+        hint = f"store it in one of these places{other}; `plan doctor PLAN` checks again"
+        named_by = [given for given, named in validated.named_secrets.get("", {}).items() if named == name]
+        for given in named_by:
+            findings.add("missing-secret", join("inputs", given), problem + done, f"give another name (--input {given}=…), or {hint}")
+        for at in () if named_by else uses[name]:
+            findings.add("missing-secret", at, problem + done, hint)
     if problems := findings.sorted(validated.plan):
         raise InvalidPlanError(problems)
 

@@ -69,7 +69,7 @@ class RunLedger(StorePart):
         """
         context: dict[str, JsonValue] = {"agent_id": run.agent_id, "org_id": run.org_id, "task_id": run.task_id}
         context["requested_by"] = run.requested_by
-        await refuse_secrets({"": canonical_document(validated.plan), "inputs": run.inputs, **context})
+        await refuse_secrets({"": canonical_document(validated.plan), "inputs": run.inputs, **context}, validated.secrets)
         run.tenant_id = self._with_tenant(run).tenant_id
         # Built before the transaction begins, because it is slow for a large plan.
         plan, implied = plans.plan_row(validated.plan, run.digest, run), plans.implied_row(validated, run)

@@ -20,8 +20,10 @@ from plan_adapter.local.secrets import known_values
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Approval
 from plan_adapter.model.errors import InvalidPlanError, NotApprovedError
+from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
 from plan_adapter.store.database.database import StorePart, writes
+from plan_adapter.store.database.rows import load_json
 from plan_adapter.store.database.tables import gates, plans, revisions, runs
 
 if TYPE_CHECKING:
@@ -86,14 +88,14 @@ async def redactor_of(part: StorePart, *, run_id: str | None = None, gate_id: st
     return Redactor.of(await known_values(Settings(), await part._database.read(lambda it: _names_of_run(it, run_id, gate_id))))  # pyright: ignore[reportPrivateUsage]
 
 
-async def refuse_secrets(parts: Mapping[str, JsonValue], names: Collection[str] | None = None) -> None:
+async def refuse_secrets(parts: Mapping[str, JsonValue], names: Collection[str] = ()) -> None:
     """Raise InvalidPlanError, with every place, if `parts` contain the value of a secret: documents that a digest covers.
 
-    The secrets are `names` (default: those that `parts` use), and all that this process can see. Values that are a plain word, or short,
-    are let through: they may stand there for another reason, and they are redacted in what is recorded of calls.
+    The secrets are `names`, those that `parts` use, and all that this process can see. Values that are a plain word, or short, are let
+    through: they may stand there for another reason, and they are redacted in what is recorded of calls.
     """
     text = json.dumps(dict(parts), ensure_ascii=False)
-    values = await known_values(Settings(), names_in(text) if names is None else names)
+    values = await known_values(Settings(), names_in(text).union(names))
     redactor = Redactor.of(value for value in values if is_worth_redacting(value) and not value.isalpha())
     if not redactor or redactor.text(text) == text:
         return
@@ -109,17 +111,32 @@ def names_in(document: str) -> set[str]:
     return {name or quoted for name, quoted in _SECRET_NAME.findall(document)}
 
 
+def _names_given(document: str, inputs: Mapping[str, JsonValue]) -> set[str]:
+    """Return the names of secrets that `inputs` give to the plan of a stored document, or that it gives to the plans inside it."""
+    if '"type":"secret"' not in document:  # as stored: no input is of this type
+        return set()
+    from plan_adapter.validation.named_secrets import find_named_secrets  # only for such a plan
+
+    try:
+        plan = ExecutionPlan.model_validate_json(document)
+    except ValueError:  # a newer version wrote it, and this one does not run it
+        return set()
+    return {name for given in find_named_secrets(plan, inputs).values() for name in given.values()}
+
+
 def _names_of_run(connection: Connection, run_id: str | None, gate_id: str | None) -> set[str]:
-    """Return the names of the secrets in all versions of a run's plan. `run_id` may be the beginning of its id."""
+    """Return the names of the secrets in all versions of a run's plan, and in its inputs. `run_id` may be the beginning of its id."""
     if run_id is not None:
         same = runs.c.id.startswith(run_id.lower(), autoescape=True)
     else:
         same = runs.c.id == select(gates.c.run_id).where(gates.c.id == gate_id).scalar_subquery()
-    found = connection.execute(select(runs.c.id, runs.c.digest).where(same)).all()
+    found = connection.execute(select(runs.c.id, runs.c.digest, runs.c.inputs).where(same)).all()
     earlier = select(revisions.c.digest).where(revisions.c.run_id.in_([row.id for row in found]))
     digests = {*(row.digest for row in found), *connection.scalars(earlier)}
-    documents = connection.scalars(select(plans.c.document).where(plans.c.digest.in_(digests)))
-    return {name for document in documents for name in names_in(document)}
+    documents = [*connection.scalars(select(plans.c.document).where(plans.c.digest.in_(digests)))]
+    given = [cast("dict[str, JsonValue]", load_json(row.inputs)) for row in found]
+    named = {name for document in documents for inputs in given for name in _names_given(document, inputs)}
+    return named.union(*map(names_in, documents))
 
 
 def _places(value: JsonValue, at: str, redactor: Redactor) -> Iterator[str]:

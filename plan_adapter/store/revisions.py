@@ -63,7 +63,7 @@ class Revisions(StorePart):
         raises it, naming all of them, for changed steps that have succeeded or may have been done. Raises InvalidPlanError if the plan
         contains the value of a secret.
         """
-        await refuse_secrets({"": canonical_document(validated.plan)})
+        await refuse_secrets({"": canonical_document(validated.plan)}, validated.secrets)
         return await self._revise(run_id, validated, approval_digest, by=by, note=note, folder=folder)
 
     @records

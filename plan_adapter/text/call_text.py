@@ -100,7 +100,7 @@ def step_gate_text(
     if step.inner:
         return _outer_gate_text(bound, step, parameters, heading, approval_digest, asks, notices, frozenset(gated) - {step.id}, ended_items)
     known = _known_before(validated.dependencies[step.id], results or {}, ends or {})
-    before = _dependencies_section(validated.dependencies[step.id], results or {}, ends or {}, ValueMask(bound.inputs, expressions=False))
+    before = _dependencies_section(validated.dependencies[step.id], results or {}, ends or {}, ValueMask.of(bound, expressions=False))
     goal = _predicted_goal(bound, step)
     if goal:
         short, is_whole = short_description(str(goal["goal"]))

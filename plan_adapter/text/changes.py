@@ -45,7 +45,7 @@ class Changes:
         for change in diff.changed[:most]:
             name = changed_step_name(change, now)
             secret = self.secret_parameters.get(now[name].tool_name or "", ()) if name in now else ()
-            lines.append(_change_line(change, name, secret))
+            lines.append(_change_line(change, name, secret, gives_name=self._gives_name(change)))
         more = len(diff.changed) - len(diff.changed[:most])
         lines += [tr("… {count} more changes", count=more)] if more else []
         return [*lines, *([tr("**moved**: {steps}", steps=list_names(diff.reordered, MAX_LISTED))] if diff.reordered else [])]
@@ -56,6 +56,13 @@ class Changes:
         touched = {*diff.added, *diff.reordered, *(changed_step_name(change, now) for change in diff.changed)}
         touched |= _steps_around(touched, now) | _steps_around(diff.removed, before)
         return [name for name in now if name not in touched]
+
+    def _gives_name(self, change: Change) -> bool:
+        """Return whether the change is of an input that gives the name of a secret, in both versions."""
+        field, _, rest = change.at.partition(".")
+        name = rest.partition(".")[0]
+        found = [plan.inputs[name] for plan in (self.old, self.new) if field == "inputs" and name in plan.inputs]
+        return bool(found) and all(definition.type == "secret" for definition in found)
 
     def _call(self, name: str, step: Step) -> str:
         effect = step.effect if self.effects is None else self.effects[name]
@@ -87,10 +94,10 @@ def _steps_around(names: Collection[str], steps: Mapping[str, Step]) -> set[str]
     return found
 
 
-def _change_line(change: Change, step: str, secret: Collection[str]) -> str:
+def _change_line(change: Change, step: str, secret: Collection[str], *, gives_name: bool) -> str:
     # A value is secret if any name in its path is, or if the parameter's schema says so.
     names, own = change.at.removeprefix(FINALLY).split("."), change.at.removeprefix(f"{step}.").split(".")
-    is_secret = any(map(is_secret_name, names)) or (own[0] == "parameters" and len(own) > 1 and own[1] in secret)
+    is_secret = (any(map(is_secret_name, names)) and not gives_name) or (own[0] == "parameters" and len(own) > 1 and own[1] in secret)
     old, new = change.shown(is_secret=is_secret)
     return f"{code(change.at)}: {tr('nothing') if old is None else code(old)} → {tr('nothing') if new is None else code(new)}"
 

@@ -162,29 +162,41 @@ SHOWN_CHARACTERS = 20_000
 class ValueMask:
     """Masks secret values, and records whether any was masked.
 
-    It masks `inputs` with a secret name, wherever their values appear, and whatever `schemas` mark as secret.
+    It masks `inputs` with a secret name, wherever their values appear, and whatever `schemas` mark as secret. It shows the `names` of
+    secrets, which inputs give.
     """
 
     inputs: Mapping[str, JsonValue]
     schemas: Mapping[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])  # parameter schemas, by tool
     expressions: bool = True  # whether values may contain unresolved expressions
     literals: frozenset[str] = frozenset()  # text that the plan writes next to references to secrets, such as `Bearer `
+    names: frozenset[str] = frozenset()
     has_redacted: bool = False
     _hidden: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self._hidden = [text for name, value in self.inputs.items() if is_secret_name(name) for text in _strings_in(value)]
+        secret = (value for name, value in self.inputs.items() if is_secret_name(name))
+        self._hidden = [text for value in secret for text in _strings_in(value) if text not in self.names]
 
     @classmethod
     def of(cls, bound: BoundPlan, *, expressions: bool = True) -> "ValueMask":
         """Return the mask for values of a run of `bound`."""
         tools = ((str(tool["name"]), tool["parameters"]) for tool in bound.validated.definitions)
         schemas = {name: schema for name, schema in tools if isinstance(schema, dict)}
-        return cls(bound.inputs, schemas, expressions, _literals(bound.validated) if bound.validated.secrets else frozenset())
+        literals = _literals(bound.validated) if bound.validated.secrets else frozenset[str]()
+        names = frozenset(name for named in bound.validated.named_secrets.values() for name in named.values())
+        return cls(bound.inputs, schemas, expressions, literals, names)
 
     def redact(self, name: str, value: JsonValue, schema: Mapping[str, JsonValue] | None = None) -> JsonValue:
         """Return the `value` of `name`, masked for display. `schema` is that of the object that contains it."""
-        shown = redacted({name: value}, schema=schema, hidden=self._hidden, expressions=self.expressions, literals=self.literals)
+        shown = redacted(
+            {name: value},
+            schema=schema,
+            hidden=self._hidden,
+            expressions=self.expressions,
+            literals=self.literals,
+            names=self.names,
+        )
         result = next(iter(shown.values())) if isinstance(shown, dict) else shown
         self.has_redacted = self.has_redacted or result != value
         return result

@@ -27,6 +27,7 @@ from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.inputs import NotJSONError, parse_json
 from plan_adapter.validation.kinds import check_fields_of_kind, check_goal, check_question
+from plan_adapter.validation.named_secrets import check_passed_secrets, passed_secrets
 from plan_adapter.validation.pinned_plans import check_inputs, check_runs_no_plan, check_sub_plan
 from plan_adapter.validation.step_results import StepResults, shape_of_value
 
@@ -123,10 +124,20 @@ def _check_step(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
     if step.plan is not None or step.pinned is not None:
         check_fields_of_kind(step, "plan", at, findings)
         check_sub_plan(step, at, findings)
-        call = _compile_call(step, (None, None), step.inputs, (at, f"{at}.inputs"), declared, findings)
-        check_inputs(step, at, call.parameters, findings)
-        return call
+        return _check_sub_plan_call(step, at, declared, findings)
     return _check_group(step, at, declared, findings) if step.steps else _check_call(step, at, declared, tools, findings)
+
+
+def _check_sub_plan_call(step: Step, at: str, declared: Declared, findings: Findings) -> Call:
+    """Return a step that runs a plan, compiled. What it passes to inputs of type `secret` is a name, and no secret."""
+    passed = passed_secrets(step, declared.at().inputs)
+    given = {name: value for name, value in step.inputs.items() if name not in passed}
+    call = _compile_call(step, (None, None), given, (at, f"{at}.inputs"), declared, findings)
+    names = check_passed_secrets(step, at, passed, call.parameters, findings)
+    check_inputs(step, at, call.parameters, findings, checked=names)
+    if not passed:
+        return call
+    return replace(call, parameters=replace(call.parameters, source=step.inputs, inputs=call.parameters.inputs.union(passed.values())))
 
 
 def _check_group(step: Step, at: str, declared: Declared, findings: Findings) -> Call:

@@ -4,14 +4,19 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from plan_adapter.expressions import SECRET_NAME
 from plan_adapter.expressions.template import Template
 from plan_adapter.model.graph import Graph, reachable, successors
 from plan_adapter.model.plan import Step
+from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import listed
 from plan_adapter.validation.calls import Call
 from plan_adapter.validation.findings import Findings
+
+if TYPE_CHECKING:
+    from plan_adapter.validation.validated import ValidatedPlan
 
 CODE = "early-secret"
 ROLLBACK_PARAMETERS = "rollback.parameters"
@@ -51,18 +56,32 @@ def secrets_by_field(parameters: Template, rollback_parameters: Template | None)
     return found if rollback_parameters is None else found | {ROLLBACK_PARAMETERS: rollback_parameters.secrets}
 
 
-def check_created_secrets(calls: Iterable[Call], created: CreatedSecrets, places: Mapping[str, str], findings: Findings) -> None:
-    """Add the problems of the secrets that the steps of a whole plan create. `places` are those of the steps in its document, by id."""
+def _add_early_uses(
+    step_id: str, at: str, parameters: Template, rollback_parameters: Template | None, created: CreatedSecrets, findings: Findings
+) -> None:
+    """Add a problem for each secret that a step uses although the step that creates it may run later."""
+    for field, names in secrets_by_field(parameters, rollback_parameters).items():
+        for name in sorted({*names} & created.creators.keys()):
+            if not created.creators_before(step_id, name, rollback=field == ROLLBACK_PARAMETERS):
+                _add_early_use(step_id, name, created.creators[name], f"{at}.{field}", findings)
+
+
+def check_created_secrets(
+    calls: Iterable[Call], created: CreatedSecrets, places: Mapping[str, str], findings: Findings, *, inputs_name_secrets: bool
+) -> None:
+    """Add the problems of the secrets that the steps of a whole plan create. `places` are those of the steps in its document, by id.
+
+    With `inputs_name_secrets`, a run may use any secret.
+    """
     if not created.creators:
         return
     used, seen = set[str](), dict[str, str]()
     for call in calls:
         step_id, at = call.step.id, places[call.step.id]
-        for field, names in secrets_by_field(call.parameters, call.rollback_parameters).items():
-            used |= {*names}
-            for name in sorted({*names} & created.creators.keys()):
-                if not created.creators_before(step_id, name, rollback=field == ROLLBACK_PARAMETERS):
-                    _add_early_use(step_id, name, created.creators[name], f"{at}.{field}", findings)
+        used.update(*secrets_by_field(call.parameters, call.rollback_parameters).values())
+        _add_early_uses(step_id, at, call.parameters, call.rollback_parameters, created, findings)
+    if inputs_name_secrets:
+        used |= created.creators.keys()
     for call in calls:
         for index, name in enumerate(call.step.creates_secrets):
             place = f"{places[call.step.id]}.creates_secrets[{index}]"
@@ -70,6 +89,18 @@ def check_created_secrets(calls: Iterable[Call], created: CreatedSecrets, places
                 findings.warn("duplicate-entry", place, f"`{name}` is written twice", "remove one of them")
             else:
                 _check_name(name, seen.setdefault(name, call.step.id), call.step, place, used, findings)
+
+
+def find_early_uses(validated: "ValidatedPlan") -> list[Problem]:
+    """Return a problem for each step that may use a secret that an input names before another step creates it."""
+    if not (validated.named_secrets and validated.created_secrets.creators):
+        return []
+    findings = Findings()
+    for at, step in validated.plan.places.items():
+        rollback = validated.rollbacks.get(step.id)
+        undo = None if rollback is None else rollback.parameters
+        _add_early_uses(step.id, at, validated.parameters[step.id], undo, validated.created_secrets, findings)
+    return findings.sorted(validated.plan)
 
 
 def _add_early_use(step_id: str, name: str, creators: Collection[str], place: str, findings: Findings) -> None:

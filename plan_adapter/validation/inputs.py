@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from plan_adapter.expressions import INPUT_NAME, has_expression, matches
+from plan_adapter.expressions import INPUT_NAME, SECRET_NAME, has_expression, matches
 from plan_adapter.model.errors import ExpressionError
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.options import TEXT_TYPES, Input
 from plan_adapter.model.problems import Problem, did_you_mean
-from plan_adapter.model.readable import as_text, code, counted, cut, is_secret_name, is_visible, one_line, plain, prose
+from plan_adapter.model.readable import as_text, code, counted, cut, has_token, is_secret_name, is_visible, one_line, plain, prose
 from plan_adapter.model.values import DURATION, MAX_INTEGER, find_bad_values, join, normalize
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import find_oversize
@@ -63,12 +63,14 @@ _TYPE_NAMES: Mapping[str, str] = {
     "date": "a date",
     "date-time": "a time",
     "duration": "a duration",
+    "secret": "the name of a secret",
 }
 _EXAMPLES: Mapping[str, str] = {"array": '["a", "b"]', "object": '{"a": 1}'}
 _FORMS: Mapping[str, str] = {
     "date": "write it as 2026-11-29",
     "date-time": "write it with its zone, as 2026-11-29T14:30:00+08:00 or 2026-11-29T06:30:00Z",
     "duration": "write it with its units h, m, s or ms, as 30s or 1h30m",
+    "secret": "write its name as after `secrets.`, or a Prefect block's type/name; never its value",
 }
 """How the types that are texts are written."""
 _DAY = r"\d{4}-\d{2}-\d{2}"
@@ -76,7 +78,10 @@ _PATTERNS: Mapping[str, str] = {
     "date": _DAY,
     "date-time": rf"{_DAY}T\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,6}})?(?:Z|[+-]\d{{2}}:\d{{2}})",
     "duration": DURATION.replace("|d", ""),  # the function `duration` of expressions knows no days
+    "secret": f"(?:{SECRET_NAME})",
 }
+_HEX_KEY = re.compile("[0-9A-Fa-f]{32,}")
+"""A text that is a key rather than the name of one."""
 VARIABLE_NAME = "[a-z0-9_]{1,255}"
 """The names that Prefect's variables can have."""
 _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
@@ -109,6 +114,9 @@ def check_definitions(inputs: Mapping[str, Input], findings: Findings, *, place:
         if definition.variable is not None and what != "an input":
             message = f"`variable` is for an input, and a person answers {what}"
             findings.add("bad-input-definition", join(at, "variable"), message, "remove it; `default` may use an input that has a variable")
+        if definition.type == "secret" and what != "an input":
+            message = f"{what} cannot be of type `secret`: only an input of a plan stands for a secret"
+            findings.add("bad-input-definition", join(at, "type"), message, "declare an input of this type")
 
 
 def _name_hint(name: str) -> str:
@@ -132,7 +140,9 @@ def read_values(
     for name, definition in inputs.items():
         at = join(f"{what}s", name)
         if name in given and not (given[name] is None and definition.variable is not None):  # a form gives null for an empty field
-            is_shown = not is_secret_name(name) and (what == "input" or _NUMBER.fullmatch(str(given[name])) is not None)
+            # What is no name of a secret may be its value.
+            is_shown = definition.type != "secret" and not is_secret_name(name)
+            is_shown = is_shown and (what == "input" or _NUMBER.fullmatch(str(given[name])) is not None)
             value, found = _read_value(given[name], definition, at, from_text=from_text, is_shown=is_shown)
             problems += found
             values[name] = value
@@ -248,7 +258,7 @@ def _is_of_type(value: JsonValue, kind: str) -> bool:
     match kind:
         case "string":
             return isinstance(value, str)
-        case "date" | "date-time" | "duration":
+        case "date" | "date-time" | "duration" | "secret":
             return isinstance(value, str) and _is_written_as(kind, value)
         case "integer":
             return isinstance(value, int) and not isinstance(value, bool)
@@ -263,9 +273,11 @@ def _is_of_type(value: JsonValue, kind: str) -> bool:
 
 
 def _is_written_as(kind: str, text: str) -> bool:
-    """Return whether `text` is a date, a time with its zone, or a duration, as expressions read them."""
+    """Return whether `text` is a date, a time with its zone, or a duration, as expressions read them, or the name of a secret."""
     if not re.fullmatch(_PATTERNS[kind], text, re.ASCII):
         return False
+    if kind == "secret":
+        return not (has_token(text) or _HEX_KEY.fullmatch(text))
     try:
         if kind != "duration":
             datetime.fromisoformat(text)
@@ -311,7 +323,7 @@ def value_of_text(text: str, definition: Input) -> JsonValue:
 def _parse_text(text: str, kind: str) -> JsonValue:
     """Return the value of a text from the command line. Raises ValueError, sometimes with a message."""
     match kind:
-        case "string" | "date" | "date-time" | "duration" if _is_of_type(text, kind):
+        case "string" | "date" | "date-time" | "duration" | "secret" if _is_of_type(text, kind):
             return text
         case "integer" | "number" if (whole := _parse_whole(text)) is not None:
             return whole
@@ -381,7 +393,7 @@ def value_schema(declared: Input) -> dict[str, JsonValue]:
         "type": "string" if declared.type in TEXT_TYPES else declared.type,
         "format": declared.type if declared.type in ("date", "date-time") else None,
         "enum": declared.enum,
-        "pattern": f"^{_PATTERNS[declared.type]}$" if declared.type == "duration" else declared.pattern,
+        "pattern": f"^{_PATTERNS[declared.type]}$" if declared.type in ("duration", "secret") else declared.pattern,
         "minItems" if is_list else "minLength": declared.min_length,
         "maxItems" if is_list else "maxLength": declared.max_length,
         "minimum": declared.minimum,
@@ -401,10 +413,13 @@ def inputs_schema(inputs: Mapping[str, Input]) -> dict[str, JsonValue]:
     }
 
 
+_NAME_ONLY = later("The name of a secret, never its value.")
+
+
 def _described_schema(declared: Input) -> dict[str, JsonValue]:
     schema = value_schema(declared)
-    if declared.description:
-        schema["description"] = declared.description
+    if about := [text for text in (declared.description, _NAME_ONLY if declared.type == "secret" else "") if text]:
+        schema["description"] = _in_sentences(about)
     if declared.default is not None:
         schema["default"] = declared.default
     return schema
@@ -423,6 +438,8 @@ def shown_value_schema(declared: Input) -> dict[str, JsonValue]:
 
 def _field_schema(declared: Input) -> dict[str, JsonValue]:
     schema, about = shown_value_schema(declared), [prose(declared.description)] if declared.description else []
+    if declared.type == "secret":
+        about.append(tr(_NAME_ONLY))
     if limits := ", ".join(limits_in_words(declared)):
         about.append(f"{limits[0].upper()}{limits[1:]}.")
     if declared.variable is not None:
@@ -431,8 +448,12 @@ def _field_schema(declared: Input) -> dict[str, JsonValue]:
         schema["default"] = declared.default
     elif declared.default is not None:  # the field would hide part of it; an empty field takes it as well
         about.append(tr("Empty: {value}", value=code(as_text(declared.default))))
-    sentences = [text if text.endswith((".", "?", "!", "。", "?", "!")) else f"{text}." for text in about[:-1]] + about[-1:]
-    return schema | ({"description": " ".join(sentences)} if about else {})
+    return schema | ({"description": _in_sentences(about)} if about else {})
+
+
+def _in_sentences(texts: list[str]) -> str:
+    """Return `texts` as one, each but the last one with a full stop."""
+    return " ".join([text if text.endswith((".", "?", "!", "。", "?", "!")) else f"{text}." for text in texts[:-1]] + texts[-1:])
 
 
 def input_from_schema(schema: Mapping[str, Any]) -> Input:

@@ -14,7 +14,7 @@ from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.inputs import read_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from pydantic import JsonValue
 
@@ -63,13 +63,18 @@ def check_runs_no_plan(step: Step, at: str, where: str, findings: Findings) -> N
         findings.add("not-yet", f"{at}.plan", f"{where} cannot run a plan yet", "write its steps here")
 
 
-def check_inputs(step: Step, at: str, given: Template, findings: Findings) -> None:
-    """Add the problems of the inputs that a step gives its plan. Values with expressions are checked when the step begins."""
+def check_inputs(step: Step, at: str, given: Template, findings: Findings, *, checked: "Collection[str]") -> None:
+    """Add the problems of the inputs that a step gives its plan, except those that are `checked` already.
+
+    Values with expressions are checked when the step begins.
+    """
     if step.pinned is None:
         return
-    open_values = {name: kind for name, value in step.inputs.items() if (kind := _expression_type(value, given)) is not None}
-    definitions = {name: definition for name, definition in step.pinned.inputs.items() if name not in open_values}
-    literals = {name: value for name, value in step.inputs.items() if name not in open_values or name not in step.pinned.inputs}
+    inputs = {name: value for name, value in step.inputs.items() if name not in checked}
+    open_values = {name: kind for name, value in inputs.items() if (kind := _expression_type(value, given)) is not None}
+    unread = {*open_values, *checked}
+    definitions = {name: definition for name, definition in step.pinned.inputs.items() if name not in unread}
+    literals = {name: value for name, value in inputs.items() if name not in open_values or name not in step.pinned.inputs}
     for problem in read_values(definitions, literals, from_text=False)[1]:
         findings.extend([move_to_step(problem, at)])
     for name, definition in definitions.items():

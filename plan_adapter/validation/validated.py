@@ -26,13 +26,14 @@ from plan_adapter.tools.placeholders import goal_tool, question_tool
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.calls import Call, RollbackCall, check_calls, check_tags
-from plan_adapter.validation.created_secrets import CreatedSecrets, check_created_secrets
+from plan_adapter.validation.created_secrets import CreatedSecrets, check_created_secrets, find_early_uses
 from plan_adapter.validation.dependencies import Dependencies, check_dependencies
 from plan_adapter.validation.event_triggers import CompiledTrigger, compile_triggers
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
 from plan_adapter.validation.hosts import check_hosts, find_bad_limit
 from plan_adapter.validation.inputs import check_definitions, read_values
+from plan_adapter.validation.named_secrets import name_secrets, secret_inputs, secrets_in
 from plan_adapter.validation.permissions import (
     check_answerable,
     check_early_inputs,
@@ -73,10 +74,13 @@ class ValidatedPlan:
     triggers: tuple[CompiledTrigger, ...]
     permissions: Mapping[str, Template]  # only of plans whose inputs decide, by the step that runs the plan; the whole plan has the id ""
     definitions: tuple[dict[str, JsonValue], ...]  # of all tools in use, including rollback tools, by name; an approval covers them
-    secrets: frozenset[str]  # the names of the secrets that the plan uses
+    secrets: frozenset[str]  # the names of the secrets that the plan uses, with those that inputs name; before a run, by their defaults
     created_secrets: CreatedSecrets  # those that its steps create
     steps: Mapping[str, Step]  # by id
     decided_permissions: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # of a bound plan, as above
+    named_secrets: Mapping[str, Mapping[str, str]] = field(  # of a bound plan, as above: the secrets that inputs name, by input
+        default_factory=dict[str, Mapping[str, str]]
+    )
 
     def permissions_at(self, step: Step | None) -> Permissions:
         """Return the permissions of the tools at `step`, or with None, those that the whole plan gives."""
@@ -270,7 +274,7 @@ def _build_validated(compiled: CompiledPlan | None, problems: list[Problem], *, 
     reduced = transitive_reduction(dependencies, order)
     outer = known.outer
     parts = [_reduce(part.outer) for nested in known.nested.values() for part in nested.parts]
-    return ValidatedPlan(
+    validated = ValidatedPlan(
         plan=compiled.plan,
         digest=digest or plan_digest(compiled.plan),
         order=tuple(step_id for step_id in order if step_id not in finally_ids),
@@ -296,10 +300,9 @@ def _build_validated(compiled: CompiledPlan | None, problems: list[Problem], *, 
         definitions=tuple(used[name].definition() for name in sorted(used)),
         created_secrets=CreatedSecrets.of((call.step for call in calls), dependencies, finally_ids),
         steps=MappingProxyType({call.step.id: call.step for call in calls}),
-        secrets=frozenset(
-            name for call in calls for template in (call.parameters, call.rollback_parameters) if template for name in template.secrets
-        ),
+        secrets=secrets_in(template for call in calls for template in (call.parameters, call.rollback_parameters) if template),
     )
+    return replace(validated, secrets=name_secrets(validated, {}).secrets)
 
 
 def _used_tools(tools: Iterable[Tool[..., Any] | None]) -> dict[str, Tool[..., Any]]:
@@ -344,8 +347,8 @@ def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = 
     values, problems = read_values(validated.plan.inputs, inputs or {}, from_text=from_text)
     if problems := problems or find_bad_limit(validated.plan, validated.for_each.values(), values):
         raise InvalidPlanError(problems)
-    bound, problems = decide_permissions(validated, values)
-    if problems:
+    bound, problems = decide_permissions(name_secrets(validated, values), values)
+    if problems := problems or find_early_uses(bound):
         raise InvalidPlanError(problems)
     digest = approval_digest(validated.digest, values, validated.definitions, permissions=bound.decided_permissions)
     return BoundPlan(bound, values, digest)
@@ -405,7 +408,9 @@ def _check_created_secrets(compiled: CompiledPlan, findings: Findings) -> None:
     calls = compiled.calls_of_whole_plan()
     finally_steps = {call.step.id for call in calls if call.is_finally_step}
     created = CreatedSecrets.of((call.step for call in calls), compiled.all_dependencies().of_whole_plan(), finally_steps)
-    check_created_secrets(calls, created, {step.id: at for at, step in compiled.plan.places.items()}, findings)
+    any_named = any(secret_inputs(plan.inputs) for plan in compiled.plan.plans.values())
+    places = {step.id: at for at, step in compiled.plan.places.items()}
+    check_created_secrets(calls, created, places, findings, inputs_name_secrets=any_named)
 
 
 def _compile_sub_plan(call: Call, tools: ToolRegistry, findings: Findings, around: tuple[ExecutionPlan, ...]) -> CompiledPlan | None:

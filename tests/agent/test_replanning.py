@@ -11,6 +11,7 @@ from plan_adapter.errors import DraftError, NotApprovedError, RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.local import secrets
 from plan_adapter.model.canonical import canonical_document
+from plan_adapter.model.options import Input
 from plan_adapter.runner import draft_revision
 from plan_adapter.runs import aresolve_step, aresume_run, arevise_run, arun_plan
 from plan_adapter.runs.replan import Replanner
@@ -69,13 +70,16 @@ def vault(name: str) -> str | None:
     return "value-of-the-token" if name == "token" else None
 
 
-async def test_the_model_does_not_see_the_values_of_secrets_that_only_the_plan_names(
-    world: World, store: PlanStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("written", ["${{ secrets.token }}", "${{ inputs.account }}"])
+async def test_the_model_does_not_see_the_values_of_secrets_that_only_the_plan_or_an_input_names(
+    written: str, world: World, store: PlanStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = EntryPoints([EntryPoint("vault", f"{__name__}:vault", "plan_adapter.secrets")])
     monkeypatch.setattr(secrets.metadata, "entry_points", lambda group: points.select(group=group))
     plan = a_plan()
-    plan.step("third").parameters = {"host": "${{ secrets.token }}"}
+    plan.step("third").parameters = {"host": written}
+    if "inputs" in written:
+        plan.inputs["account"] = Input(type="secret", default="token")
     run = await failed(world, store, plan)
     with scripted(GOOD) as server:
         await drafted(run, "Deploy 2 with value-of-the-token", server, world, store)

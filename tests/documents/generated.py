@@ -68,7 +68,8 @@ def every_field(model: type[BaseModel], **strategies: st.SearchStrategy) -> st.S
     return st.fixed_dictionaries(whole).map(lambda fields: model(**{key: value for key, value in fields.items() if key != "id" or value}))
 
 
-types = st.sampled_from(["string", "integer", "number", "boolean", "array", "object", "date", "date-time", "duration"])
+types_of_members = st.sampled_from(["string", "integer", "number", "boolean", "array", "object", "date", "date-time", "duration"])
+types = types_of_members | st.just("secret")
 effects = st.sampled_from(["read", "idempotent_write", "write"])
 tags = st.lists(ids, max_size=2)
 rollbacks = every_field(Rollback, tool_name=ids, parameters=mappings)
@@ -85,7 +86,7 @@ inputs = every_field(
     max_length=optional(milliseconds),
     minimum=optional(floats),
     maximum=optional(floats),
-    items=optional(types),
+    items=optional(types_of_members),
     variable=optional(ids),
 )
 names_of_inputs = ids.map(lambda name: name.replace("-", "_"))

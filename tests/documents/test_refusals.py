@@ -172,7 +172,7 @@ EXPECTED = [
     "`yes`, `no`, `on` and `off` are text; write true or false without quotes",
     "8:3 duplicate-key options.require_approval: `requireApproval` and `require_approval` are the same field; remove one of them",
     "10:11 bad-value inputs.count.type: `type` must be one of `string`, `integer`, `number`, `boolean`, `array`, `object`, `date`, "
-    "`date-time`, `duration`, not the text 'int'; did you mean `integer`?",
+    "`date-time`, `duration`, `secret`, not the text 'int'; did you mean `integer`?",
     "10:22 not-a-number inputs.count.minimum: `inf` is not a JSON number; write a finite number, or the text in quotes",
     "11:3 wrong-type inputs.host: `host` must be a mapping, not null; write a value, or remove the line",
     "15:3 wrong-type steps[0].max_retries: `max_retries` must be an integer, not the text '3 times'",

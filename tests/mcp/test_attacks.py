@@ -53,6 +53,12 @@ DOCUMENTS = {
     "a built-in tool": plan({**READ, "tool_name": "bash", "parameters": {"command": "plan approve --help"}}),
     "a secret": plan({**STEP, "parameters": {"version": "${{ secrets.token }}"}}),
     "a secret, in a rollback": plan({**STEP, "rollback": {"tool_name": "look", "parameters": {"text": "${{ secrets.token }}"}}}),
+    "a secret, as the default of an input": plan(
+        {**STEP, "parameters": {"version": "${{ inputs.which }}"}}, inputs={"which": {"type": "secret", "default": "token"}}
+    ),
+    "a secret, as an input of a sub-plan": inside(
+        plan({**STEP, "parameters": {"version": "${{ inputs.which }}"}}, inputs={"which": {"type": "secret", "default": "token"}})
+    ),
     "gives itself a permission": plan(permissions=["deploy"]),
     "gives itself a permission by an input": plan(permissions="${{ inputs.x ? ['deploy'] : [] }}", inputs={"x": {"type": "boolean"}}),
     "gives a sub-plan a permission by an input": inside(plan(permissions="${{ ['deploy'] }}")),
@@ -119,6 +125,8 @@ async def test_no_document_runs_without_approval(harness: Harness, monkeypatch: 
         ("says it is safe to repeat", "lowered-effect"),
         ("a secret", "unnamed-secret"),
         ("a secret, in a rollback", "unnamed-secret"),
+        ("a secret, as the default of an input", "unnamed-secret"),
+        ("a secret, as an input of a sub-plan", "unnamed-secret"),
         ("a built-in tool", "unknown-tool"),
     ],
 )
@@ -129,6 +137,33 @@ async def test_fields_that_only_a_person_may_set_are_problems_of_the_document(ha
     assert not found["valid"]
     for answer in (found, *refused):
         assert [problem["code"] for problem in answer["problems"] if problem["severity"] == "error"] == [code]
+
+
+CHOOSES_A_SECRET = """
+description: Deploy with an account that the run chooses
+name: chooses
+options: {require_approval: true}
+inputs: {account: {type: secret, default: offered, enum: [offered, other, token]}, spare: {type: secret, default: offered}}
+steps:
+  - {id: d, tool_name: deploy, description: Deploy, parameters: {version: "${{ inputs.account }} ${{ inputs.spare }}"}}
+"""
+
+
+async def test_an_agent_names_no_secret_that_it_was_not_named(harness: Harness) -> None:
+    await harness.save(CHOOSES_A_SECRET)
+    async with harness.agent(secrets=["token"], plans=["chooses"]) as agent:
+        document = {"document": CHOOSES_A_SECRET.replace("default: offered", "default: token")}
+        for tool in ("preview_plan", "run_plan"):
+            assert not (await agent.client.call_tool(tool, {**document, "inputs": {"account": "token"}})).is_error
+            refused = await agent.refused(tool, **document, inputs={"account": "other"})
+            assert [problem["code"] for problem in refused["problems"]] == ["unnamed-secret"]
+            assert (await agent.refused(tool, plan="chooses", inputs={}))["problems"][0]["code"] == "unnamed-secret"
+        # A person named the runbook, and offers what it lists.
+        for given in ({}, {"account": "other"}, {"spare": "token"}):
+            assert (await agent.call("chooses", **given))["status"] == "pending_approval"
+        refused = await agent.refused("chooses", spare="other")
+        assert [(problem["code"], problem["at"]) for problem in refused["problems"]] == [("unnamed-secret", "inputs.spare")]
+    await assert_nothing_was_done(harness)
 
 
 async def test_a_saved_plan_without_approval_waits_for_approval_when_an_agent_runs_it(harness: Harness) -> None:

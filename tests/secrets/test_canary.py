@@ -67,8 +67,18 @@ def files(folder: Path) -> Iterable[tuple[Path, bytes]]:
     yield from ((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
 
 
+NAMED_BY_AN_INPUT = leaks.PLAN.replace("secrets.canary", "inputs.token") + "inputs: {token: {type: secret}}\n"
+
+
+@pytest.mark.parametrize(("text", "inputs"), [(leaks.PLAN, {}), (NAMED_BY_AN_INPUT, {"token": "canary"})], ids=["written", "named"])
 async def test_a_canary_secret_reaches_only_the_tools(
-    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    text: str,
+    inputs: dict[str, str],
+    store_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)
     caplog.set_level(logging.DEBUG)
@@ -80,7 +90,7 @@ async def test_a_canary_secret_reaches_only_the_tools(
 
     hooks = Hooks(on_step_start=report, on_step_complete=report, on_step_failed=report, on_plan_complete=report, on_gate_open=report)
     run_request = RunRequest(approver=approver, hooks=hooks, listener=lambda event: reported.append(repr(event)), tools=leaks.tools())
-    bound = bind_inputs(validate(plan_of(leaks.PLAN), leaks.tools()))
+    bound = bind_inputs(validate(plan_of(text), leaks.tools()), inputs)
     async with PlanStore(store_url) as store:
         with captured_prints():
             run = await execute_plan(bound, run_request=run_request, store=store, offline=True)

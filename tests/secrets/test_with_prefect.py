@@ -25,6 +25,7 @@ from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, tool
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.secret_blocks import SecretBlocks
 from plan_adapter.local.secrets import SecretUnavailableError
+from plan_adapter.model.options import Input
 from plan_adapter.runs import arun_plan
 from plan_adapter.tools.tool import as_tool
 from tests.secrets.encodings import found_in
@@ -121,16 +122,21 @@ async def everything_of(flow_run_id: str) -> dict[str, str]:
     return {name: json.dumps([part.model_dump(mode="json") for part in found], ensure_ascii=False) for name, found in parts.items()}
 
 
-async def test_prefect_stores_no_secret(prefect_server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("written", "inputs"),
+    [("${{ secrets.canary_of_tests }}", {}), ("${{ inputs.account }}", {"account": "canary-of-tests"})],
+    ids=["written", "named by an input"],
+)
+async def test_prefect_stores_no_secret(written: str, inputs: dict[str, str], prefect_server: Server, tmp_path: Path) -> None:
     await save_blocks()
-    plan = ExecutionPlan(description="Tell Prefect")
+    plan = ExecutionPlan(description="Tell Prefect", inputs={name: Input(type="secret") for name in inputs})
     plan.options.require_approval = False
     plan.options.continue_on_error = True
     for name, fields in {"leak": {"requires_approval": True}, "log_in_prefect": {}, "leaky": {}}.items():
-        plan.add_step(name, f"Do {name}", {"token": "${{ secrets.canary_of_tests }}"}, id=name, **fields)
+        plan.add_step(name, f"Do {name}", {"token": written}, id=name, **fields)
     tools = ToolRegistry([leak, log_in_prefect, as_tool(leaky, effect="read")])
     async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
-        run = await arun_plan(plan, tools=tools, store=store, approver=ApproveAll())
+        run = await arun_plan(plan, tools=tools, store=store, approver=ApproveAll(), inputs=inputs)
     assert run.flow_run_id is not None
     assert {step.id: step.error or step.result for step in run.steps if step.id != "leak"} == {
         "log_in_prefect": "ValueError: no such token: ***",

@@ -46,6 +46,7 @@ def validated(plan: ExecutionPlan) -> Any:
         dependencies=dependencies,
         reduced=dependencies,
         definitions=({"name": "note", "effect": "read", "parameters": {}, "permissions": []},),
+        secrets=frozenset[str](),
     )
 
 

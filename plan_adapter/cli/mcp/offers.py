@@ -130,4 +130,4 @@ def _runbook_offer(operations: Operations, runbook: Runbook, plan: ExecutionPlan
 async def _start_runbook(operations: Operations, runbook: Runbook, arguments: Mapping[str, JsonValue]) -> Output:
     validated = await runbook.load(operations)
     inputs = tool_inputs(validated.plan, arguments)
-    return await operations.start(validated, inputs, wait_seconds=min(RUNBOOK_WAIT_SECONDS, MAX_WAIT_SECONDS))
+    return await operations.start(validated, inputs, wait_seconds=min(RUNBOOK_WAIT_SECONDS, MAX_WAIT_SECONDS), is_runbook=True)

@@ -40,6 +40,7 @@ from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import redacted
 from plan_adapter.model.record import PlanRun, RunContext, StepRun
 from plan_adapter.model.status import PlanStatus, RunReason
+from plan_adapter.model.values import join
 from plan_adapter.runner import acancel_run
 from plan_adapter.runs.plan_approval import (
     end_expired,
@@ -59,6 +60,7 @@ from plan_adapter.text.commands import answer_command
 from plan_adapter.text.preview import preview_plan
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, lint, validate
+from plan_adapter.validation.named_secrets import secret_inputs
 
 MAX_CHARACTERS = 40_000
 """The limit of one answer, as JSON."""
@@ -286,7 +288,7 @@ class Operations:
         """
         validated = self.validate_for_approval(await self._load_plan(plan, document), is_document=document is not None)
         missing = [name for name, declared in validated.plan.inputs.items() if declared.is_required and name not in (inputs or {})]
-        bound = None if missing else bind_inputs(validated, inputs)
+        bound = None if missing else self._bind(validated, inputs or {}, chosen=None)
         policy = await self.store.policy.effective(self.settings)
         preview = preview_plan(
             validated if bound is None else bound.validated,
@@ -376,12 +378,18 @@ class Operations:
         plan.options.require_approval, plan.options.auto_approve = True, False
         return validate(plan, self.tools)
 
-    async def start(self, validated: ValidatedPlan, inputs: Mapping[str, object], *, wait_seconds: float) -> Output:
-        """Create a run, start it unless somebody must approve it first, and return its status after at most `wait_seconds`."""
+    async def start(
+        self, validated: ValidatedPlan, inputs: Mapping[str, object], *, wait_seconds: float, is_runbook: bool = False
+    ) -> Output:
+        """Create a run, start it unless somebody must approve it first, and return its status after at most `wait_seconds`.
+
+        A person chose the plan if it `is_runbook`.
+        """
+        chosen = [*inputs] if is_runbook else None
         if validated.plan.unread_variables(inputs):
             server = None if self.workers.offline else await server_of(RunRequest(settings=self.settings))
             inputs = await with_variables(validated.plan, inputs, server=server)
-        bound = bind_inputs(validated, inputs)
+        bound = self._bind(validated, inputs, chosen=chosen)
         refuse_operation(bound.validated.plan, await self.store.policy.effective(self.settings), by=self.agent.by, operation="run")
         waiting = await self.store.runs(MAX_LISTED_RUNS, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
         if sum(run.requested_by == self.agent.by for run in waiting) >= MAX_WAITING_RUNS:
@@ -395,6 +403,24 @@ class Operations:
         ):
             self.workers.start(run.id)  # the process shows the gate's form on the page of a flow run, and ends
         return await self._wait_and_show(run.id, wait_seconds)
+
+    def _bind(self, validated: ValidatedPlan, inputs: Mapping[str, object], *, chosen: Collection[str] | None) -> BoundPlan:
+        """Return `validated` with `inputs`. Raises InvalidPlanError if it uses a secret that the agent was not named.
+
+        `chosen` are the inputs that the agent gives to a runbook. For these it may also name the default or one of the choices. None: the
+        plan is no runbook.
+        """
+        bound = bind_inputs(validated, inputs)
+        definitions = {name: validated.plan.inputs[name] for name in secret_inputs(validated.plan.inputs) if name in (chosen or ())}
+        message, hint = "you may not use this secret", "choose what the input offers; whoever starts this server names more with `--secret`"
+        problems = [
+            Problem("unnamed-secret", at=join("inputs", name), message=message, hint=hint)
+            for name, definition in definitions.items()
+            if bound.inputs[name] not in (*self.secrets, definition.default, *(definition.enum or ()))
+        ]
+        if problems := problems if chosen is not None else find_unnamed_secrets(bound.validated, self.secrets):
+            raise InvalidPlanError(problems)
+        return bound
 
     async def _create_run(self, bound: BoundPlan) -> PlanRun:
         run_request = RunRequest(waits=False, requested_by=self.agent.by, context=self.agent.context, settings=self.settings)

@@ -19,6 +19,7 @@ from plan_adapter.model.readable import counted, duration, one_line
 from plan_adapter.store.store import is_local
 from plan_adapter.text.commands import answer_command
 from plan_adapter.validation import validate
+from plan_adapter.validation.named_secrets import secret_inputs
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import Probe
@@ -168,10 +169,19 @@ def _check_plan(plan: str, imports: list[str], settings: Settings) -> list[Findi
         )
         for name in names_without_group(validated.plan, policy)
     ]
-    if not validated.secrets:
+    named = [
+        Finding(
+            ok=True,
+            what=f"the input `{name}` names a secret, which each run gives",
+            hint=f"`plan preview {plan} --input {name}=NAME` says where it would come from",
+        )
+        for name in secret_inputs(validated.plan.inputs)
+        if validated.plan.inputs[name].default is None
+    ]
+    if not (validated.secrets or named):
         return [*findings, Finding(ok=True, what=f"{plan} uses no secrets")]
     hint = "put it in one of these places"
-    return findings + [
+    return [*findings, *named] + [
         Finding(ok=ok, what=location_line(location, validated), hint="" if ok else hint)
         for location in secret_locations(validated.secrets, settings)
         for ok in [is_ready(location, validated)]

@@ -74,7 +74,8 @@ def preview(
     given = input_texts(input or [], inputs)
     validated = validate(asyncio.run(plan_of(plan)), tools_of(tools or []))
     policy = asyncio.run(policy_of_store(Settings()))
-    shown, locations = _preview_run(validated, given, policy), secret_locations(validated.secrets, Settings())
+    shown = _preview_run(validated, given, policy)
+    locations = secret_locations(shown.secrets, Settings())
     applying = [freeze for freeze in policy.stored.freezes if freeze.applies_to(validated.plan)]
     freezes = shown_freezes(applying, datetime.now(UTC))
     if json:

@@ -173,6 +173,7 @@ def _pin_files(outer_plans: "tuple[ExecutionPlan, ...]", paths: tuple[Path, ...]
                     _add_sub_plan_problem(plan, at, f"`{step.plan}`: {problem.message}", problem.hint)
             else:
                 step.pinned = inner
+                pin_hosts(inner)
                 found += _pin_files((*outer_plans, inner), (*paths, path), read)
     return found
 

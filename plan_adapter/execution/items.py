@@ -74,9 +74,9 @@ def recorded_group_items(plan: ExecutionPlan, run: PlanRun, group: Step, history
 
 def _declarations(plan: ExecutionPlan, within: Step | None) -> Declarations:
     """Return what expressions of the plan that `within` runs may use, or those of `plan` itself if it is None."""
-    inputs = plan.inputs if within is None or within.pinned is None else within.pinned.inputs
+    own = plan if within is None or within.pinned is None else within.pinned
     steps = {step.local_id for step in plan.all_steps if step.within is within}
-    return Declarations(steps=steps, inputs=inputs, hosts=plan.inventory if within is None else None, item=True)
+    return Declarations(steps=steps, inputs=own.inputs, hosts=own.inventory, item=True)
 
 
 def _recorded_variables(steps: Mapping[str, Step], plan: ExecutionPlan, run: PlanRun, within: Step | None) -> Variables:
@@ -90,7 +90,8 @@ def _recorded_variables(steps: Mapping[str, Step], plan: ExecutionPlan, run: Pla
         return Variables(steps=ends, inputs=run.inputs, hosts=plan.host_lists(run.inputs))
     given, _ = compile_template({**within.inputs}, _declarations(plan, within.within), at="inputs")
     values = given.resolve(_recorded_variables(steps, plan, run, within.within))
-    return Variables(steps=ends, inputs=fill_inputs(within.pinned.inputs, values if isinstance(values, dict) else {})[0])
+    inputs, _ = fill_inputs(within.pinned.inputs, values if isinstance(values, dict) else {})
+    return Variables(steps=ends, inputs=inputs, hosts=within.pinned.host_lists(inputs))
 
 
 def _labels(

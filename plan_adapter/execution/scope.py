@@ -80,13 +80,14 @@ class RunScope:
     end: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # what `finally` steps call `run`
     why_finally_stopped: str = ""  # if not all `finally` steps could start
     inputs: Mapping[str, JsonValue] | None = None  # of a sub-plan; None: those of the run
+    hosts: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # of a sub-plan
     assume: Callable[[Step, str], None] | None = None  # in a dry run: notes a condition that is taken to be true. None: a real run
     inside: dict[str, "RunScope"] = field(default_factory=dict[str, "RunScope"])  # the sub-plans that began, by the step that runs each
 
     def variables(self, *, item: JsonValue = None, result: JsonValue = None, secrets: Mapping[str, str] | None = None) -> Variables:
         """Return what an expression can use now. Pass `secrets` only for what goes to a tool."""
         inputs = self.approved.bound.inputs if self.inputs is None else self.inputs
-        hosts = self.approved.bound.hosts if self.inputs is None else dict[str, JsonValue]()
+        hosts = self.approved.bound.hosts if self.inputs is None else self.hosts
         return Variables(self.values, inputs, item, result, secrets or {}, self.end, hosts, may_be_unknown=self.assume is not None)
 
     def keep_value(self, step: StepRun) -> None:
@@ -101,8 +102,9 @@ class RunScope:
 
     def begin_plan(self, step: Step, inputs: Mapping[str, JsonValue]) -> "RunScope":
         """Begin the plan that `step` runs with `inputs`, and return its scope."""
-        outer, limit = self.of(step), step.pinned.options.parallel_limit if step.pinned is not None else 1
-        self.inside[step.id] = begun = replace(outer, values={}, inputs=inputs, slots=InnerSlots(limit, outer.slots))
+        outer, plan = self.of(step), step.pinned
+        limit, hosts = (1, dict[str, JsonValue]()) if plan is None else (plan.options.parallel_limit, plan.host_lists(inputs))
+        self.inside[step.id] = begun = replace(outer, values={}, inputs=inputs, hosts=hosts, slots=InnerSlots(limit, outer.slots))
         return begun
 
     def gated_call(

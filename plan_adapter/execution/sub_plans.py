@@ -13,11 +13,13 @@ from plan_adapter.execution.run_status import NOT_APPROVED
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.expressions import Template
 from plan_adapter.model.errors import ExpressionError
+from plan_adapter.model.inventory import ON
 from plan_adapter.model.plan import Step, flattened
 from plan_adapter.model.readable import failure_of
 from plan_adapter.model.record import StepRun
 from plan_adapter.model.status import Outcome, StepStatus
 from plan_adapter.model.values import has_unknown
+from plan_adapter.validation.hosts import find_bad_limit
 from plan_adapter.validation.pinned_plans import fill_inputs
 
 
@@ -99,6 +101,10 @@ def sub_plan_inputs(scope: RunScope, step: Step) -> dict[str, JsonValue]:
     values, wrong = fill_inputs(declared, {name: value for name, value in given.items() if name not in unknown})
     if wrong:
         raise ExpressionError(wrong)
+    if step.pinned is not None and ON in values:
+        wrong = find_bad_limit(step.pinned, scope.approved.bound.validated.lists_of(step), values)
+        if wrong:
+            raise ExpressionError("; ".join(f"`{problem.at}`: {problem.message}" for problem in wrong))
     return values | unknown
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, JsonValue
 
 from plan_adapter.model.options import Input, PlanPart
 from plan_adapter.model.problems import did_you_mean
+from plan_adapter.model.values import Unknown
 
 ON = "on"
 """The input of a plan with hosts that says on which of them a run works."""
@@ -186,13 +187,15 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class HostLists(Mapping[str, JsonValue]):
-    """The list of hosts that each pattern gives in a run, which works on those that `on` selects."""
+    """The list of hosts that each pattern gives in a run, which works on those that `on` selects. If that is unknown, so is each list."""
 
     inventory: Inventory
     on: str
 
     def __getitem__(self, pattern: str) -> JsonValue:
         """Return the hosts, each as a mapping. Raises KeyError for a pattern that names what does not exist."""
+        if isinstance(self.on, Unknown):
+            return Unknown(f"${{{{ hosts('{pattern}') }}}}")
         try:
             chosen = {*self.inventory.select(self.on)}
             return [dict(self.inventory.hosts[name]) for name in self.inventory.select(pattern) if name in chosen]

@@ -547,7 +547,10 @@ class ExecutionPlan(PlanPart):
 
     def host_lists(self, inputs: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
         """Return the hosts of a run with `inputs`, by the pattern of `hosts('web')`."""
-        return dict[str, JsonValue]() if (inventory := self.inventory) is None else HostLists(inventory, str(inputs.get(ON, EVERY)))
+        if (inventory := self.inventory) is None:
+            return {}
+        on = inputs.get(ON, EVERY)
+        return HostLists(inventory, on if isinstance(on, str) else str(on))  # an unknown one stays unknown
 
     @property
     def history(self) -> dict[str, JsonValue]:

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.model.approvals import Resolution, StandingApproval
-from plan_adapter.model.inventory import Inventory
 from plan_adapter.model.options import ExecutionOptions, Input
 from plan_adapter.model.plan import ExecutionPlan, Step, flattened
 from plan_adapter.model.readable import as_text, code, counted, duration, listed, moment, prose, redacted, words
@@ -143,15 +142,18 @@ def _dependencies(step: Step, declarations: Declarations, possible: Sequence[str
     return Dependencies(tuple(dict.fromkeys(step.depends_on)), implied)
 
 
-def _hosts_line(inventory: Inventory) -> str:
+def _hosts_facts(plan: ExecutionPlan | None) -> list[str]:
+    """Return a fact with the hosts of `plan` by group, if it has some."""
+    if plan is None or (inventory := plan.inventory) is None:
+        return []
     hosts = {name: [words(host) for host in inventory.hosts if host in inventory.members[name]] for name in inventory.groups}
-    return f"- hosts: {', '.join(f'{code(name)} ({listed(found, HOSTS_SHOWN)})' for name, found in hosts.items())}"
+    return [f"hosts: {', '.join(f'{code(name)} ({listed(found, HOSTS_SHOWN)})' for name, found in hosts.items())}"]
 
 
 def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines = [f"# {prose(plan.name)}", "", prose(plan.description), ""]
     lines += [_input_line(name, spec) for name, spec in plan.inputs.items()]
-    lines += [] if (inventory := plan.inventory) is None else [_hosts_line(inventory)]
+    lines += [f"- {fact}" for fact in _hosts_facts(plan)]
     lines += [f"- name of a run: {code(plan.run_name)}"] if plan.run_name else []
     lines += [f"- language of its gates and forms: {code(plan.language)}"] if plan.language else []
     lines += [f"- tags: {', '.join(map(code, plan.tags))}"] if plan.tags else []
@@ -182,7 +184,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             is_finally_step=number > count,
             at_once=plan.items_at_once(step),
             on_error=plan.on_error_of(step),
-            facts=sub_plan_facts(plan, step, plan.permissions_at(step))
+            facts=[*sub_plan_facts(plan, step, plan.permissions_at(step)), *_hosts_facts(step.pinned)]
             if step.goal is None
             else goal_facts(plan, step, dict.fromkeys(step.tools)),
         )

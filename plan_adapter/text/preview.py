@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, Prediction, Template, compile_template, has_expression
 from plan_adapter.model import graph
+from plan_adapter.model.inventory import ON
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import EFFECTS, Effect, ErrorPolicy, ExecutionOptions
 from plan_adapter.model.plan import ExecutionPlan, Permissions, Step
@@ -231,7 +232,9 @@ class Predictions:
         """Return a prediction for the expressions of `step`. `item` is its item, if known."""
         if step.within is None:
             return self._plan_prediction if item is None else Prediction(self._inputs, hosts=self._hosts, item=item)
-        return Prediction(self._inputs_of(step.within), item=item)
+        inputs, plan = self._inputs_of(step.within), step.within.pinned
+        hosts = plan.host_lists(inputs) if plan is not None and ON in inputs else dict[str, JsonValue]()
+        return Prediction(inputs, hosts=hosts, item=item)
 
     def _inputs_of(self, step: Step) -> dict[str, JsonValue]:
         """Return the known inputs of the plan that `step` runs."""

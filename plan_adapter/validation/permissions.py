@@ -121,14 +121,14 @@ def decide_permissions(validated: "ValidatedPlan", inputs: Mapping[str, JsonValu
     """Return `validated` with the permissions that `inputs` give, and every problem: bad names, and calls that lack a permission."""
     if not validated.permissions:
         return validated, []
-    known, problems, decided = _KnownInputs(validated, inputs), list[Problem](), dict[str, tuple[str, ...]]()
+    known, problems, decided = KnownInputs(validated, inputs), list[Problem](), dict[str, tuple[str, ...]]()
     places = {step.id: at for at, step in validated.plan.places.items()}
     for runner_id, template in validated.permissions.items():
         runner = None if not runner_id else validated.steps[runner_id]
         at = f"{places[runner_id]}.pinned.permissions" if runner is not None else "permissions"
         try:
             value = known.resolve(template, runner)
-        except _BadInputsError as error:
+        except BadInputsError as error:
             problems += [move_to_step(problem, places[error.runner]) for problem in error.problems]
         except ExpressionError as error:
             problems.append(Problem(CODE, at=at, message=str(error), hint="change the inputs of the run, or the expression"))
@@ -159,7 +159,7 @@ def _why_no_permissions(value: JsonValue) -> str | None:
     return None
 
 
-def _refused_calls(bound: "ValidatedPlan", known: "_KnownInputs") -> list[Problem]:
+def _refused_calls(bound: "ValidatedPlan", known: "KnownInputs") -> list[Problem]:
     """Return a problem for each call whose tool lacks a permission in this run, unless its `when` is false with these inputs."""
     found = list[Problem]()
     for at, step in bound.plan.places.items():
@@ -175,7 +175,7 @@ def _refused_calls(bound: "ValidatedPlan", known: "_KnownInputs") -> list[Proble
     return found
 
 
-class _BadInputsError(Exception):
+class BadInputsError(Exception):
     """A sub-plan gets inputs that do not fit."""
 
     def __init__(self, runner: str, problems: list[Problem]) -> None:
@@ -184,7 +184,7 @@ class _BadInputsError(Exception):
         self.problems = problems
 
 
-class _KnownInputs:
+class KnownInputs:
     """The inputs of a plan and of the plans inside it, as far as the inputs of the run determine them."""
 
     def __init__(self, validated: "ValidatedPlan", inputs: Mapping[str, JsonValue]) -> None:
@@ -193,7 +193,7 @@ class _KnownInputs:
 
     def resolve(self, template: Template, runner: Step | None) -> JsonValue:
         """Return the value of `template`, from the plan that `runner` runs, or from the whole plan. Raises ExpressionError."""
-        return template.resolve(Variables(steps={}, inputs={name: self._value(name, runner) for name in template.inputs}))
+        return template.resolve(Variables(steps={}, inputs={name: self.value(name, runner) for name in template.inputs}))
 
     def is_skipped(self, step: Step) -> bool:
         """Return whether `when` of the step, or of one around it, is false whatever the steps of the run return."""
@@ -204,10 +204,10 @@ class _KnownInputs:
             return False
         try:
             return self.resolve(when, step.within) is False
-        except (ExpressionError, _BadInputsError):
+        except (ExpressionError, BadInputsError):
             return False
 
-    def _value(self, name: str, runner: Step | None) -> JsonValue:
+    def value(self, name: str, runner: Step | None) -> JsonValue:
         """Return an input of the plan that `runner` runs. Raises ExpressionError if it is not known before the run."""
         if runner is None or runner.pinned is None:
             return self._inputs[name]
@@ -221,7 +221,7 @@ class _KnownInputs:
             given[name] = self.resolve(Template(source, texts=whole.texts, inputs=used), runner.within)
         values, problems = read_values({name: runner.pinned.inputs[name]}, given, from_text=False)
         if problems:
-            raise _BadInputsError(runner.id, problems)
+            raise BadInputsError(runner.id, problems)
         return values[name]
 
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 from plan_adapter.expressions import Template
 from plan_adapter.expressions.cel import words_of_kind
 from plan_adapter.expressions.expression import Expression
+from plan_adapter.model.inventory import ON
 from plan_adapter.model.options import TEXT_TYPES
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.values import join
 from plan_adapter.validation.findings import Findings
+from plan_adapter.validation.hosts import find_bad_limit
 from plan_adapter.validation.inputs import read_values
 
 if TYPE_CHECKING:
@@ -75,8 +77,10 @@ def check_inputs(step: Step, at: str, given: Template, findings: Findings, *, ch
     unread = {*open_values, *checked}
     definitions = {name: definition for name, definition in step.pinned.inputs.items() if name not in unread}
     literals = {name: value for name, value in inputs.items() if name not in open_values or name not in step.pinned.inputs}
-    for problem in read_values(definitions, literals, from_text=False)[1]:
-        findings.extend([move_to_step(problem, at)])
+    values, problems = read_values(definitions, literals, from_text=False)
+    if ON in definitions and not problems:
+        problems = find_bad_limit(step.pinned, (), values)
+    findings.extend(move_to_step(problem, at) for problem in problems)
     for name, definition in definitions.items():
         if definition.variable is not None and definition.default is not None and name not in step.inputs:
             message = f"no value for `{name}`: Prefect variables are read only when a run starts, not for a plan that a step runs"
@@ -122,7 +126,6 @@ def check_as_sub_plan(plan: ExecutionPlan, findings: Findings) -> None:
     options = plan.options
     for at, has, what in (
         ("finally", bool(plan.finally_), "`finally` steps"),
-        ("hosts", bool(plan.hosts), "hosts"),
         ("concurrency", plan.concurrency is not None, "a concurrency key"),
         ("on_failure", plan.on_failure is not None, "`on_failure`"),
         ("options.run_window", options.run_window is not None, "a run window"),

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from plan_adapter.expressions import INPUT_NAME, Declarations, Expected, Template, compile_template, has_expression
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.canonical import approval_digest, plan_digest
-from plan_adapter.model.errors import InvalidPlanError
+from plan_adapter.model.errors import ExpressionError, InvalidPlanError
 from plan_adapter.model.graph import topological_order, transitive_reduction
 from plan_adapter.model.inventory import ON
 from plan_adapter.model.options import Effect, Runner, is_lower, strongest
@@ -35,6 +35,8 @@ from plan_adapter.validation.hosts import check_hosts, find_bad_limit
 from plan_adapter.validation.inputs import check_definitions, read_values
 from plan_adapter.validation.named_secrets import name_secrets, secret_inputs, secrets_in
 from plan_adapter.validation.permissions import (
+    BadInputsError,
+    KnownInputs,
     check_answerable,
     check_early_inputs,
     check_expression,
@@ -42,7 +44,7 @@ from plan_adapter.validation.permissions import (
     check_permissions,
     decide_permissions,
 )
-from plan_adapter.validation.pinned_plans import SubPlan, check_as_sub_plan
+from plan_adapter.validation.pinned_plans import SubPlan, check_as_sub_plan, move_to_step
 from plan_adapter.validation.step_results import StepResults
 from plan_adapter.validation.unordered import check_order
 
@@ -85,6 +87,12 @@ class ValidatedPlan:
     def permissions_at(self, step: Step | None) -> Permissions:
         """Return the permissions of the tools at `step`, or with None, those that the whole plan gives."""
         return self.plan.permissions_at(step, self.decided_permissions)
+
+    def lists_of(self, runner: Step | None) -> list[Template]:
+        """Return the lists that the own steps of a plan go through: of the plan that `runner` runs, or of the whole plan if it is None."""
+        wanted = None if runner is None else runner.id
+        within = {step_id: None if (step := self.steps[step_id].within) is None else step.id for step_id in self.for_each}
+        return [template for step_id, template in self.for_each.items() if within[step_id] == wanted]
 
     def uses_result_of(self, step_id: str) -> bool:
         """Return whether something may use the result of a step: an expression that names it, its own rollback, or the model of a goal."""
@@ -345,13 +353,27 @@ def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = 
     With `from_text`, the values are command line texts, parsed by the type of their input; arrays and objects are JSON.
     """
     values, problems = read_values(validated.plan.inputs, inputs or {}, from_text=from_text)
-    if problems := problems or find_bad_limit(validated.plan, validated.for_each.values(), values):
+    if problems := problems or find_bad_limit(validated.plan, validated.lists_of(None), values):
         raise InvalidPlanError(problems)
     bound, problems = decide_permissions(name_secrets(validated, values), values)
-    if problems := problems or find_early_uses(bound):
+    if problems := problems or find_early_uses(bound) or _find_bad_inner_limits(bound, values):
         raise InvalidPlanError(problems)
     digest = approval_digest(validated.digest, values, validated.definitions, permissions=bound.decided_permissions)
     return BoundPlan(bound, values, digest)
+
+
+def _find_bad_inner_limits(validated: ValidatedPlan, inputs: Mapping[str, JsonValue]) -> list[Problem]:
+    """Return the problems of the hosts that the plans inside work on, as far as the inputs of the run say which these are."""
+    known, found = KnownInputs(validated, inputs), list[Problem]()
+    for at, step in validated.plan.places.items():
+        if step.pinned is None or step.pinned.inventory is None or known.is_skipped(step):
+            continue
+        try:
+            on = known.value(ON, step)
+        except (ExpressionError, BadInputsError):  # checked when the step begins
+            continue
+        found += [move_to_step(problem, at) for problem in find_bad_limit(step.pinned, validated.lists_of(step), {ON: on})]
+    return found
 
 
 def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[CompiledPlan | None, list[Problem]]:

@@ -32,6 +32,7 @@ LOOSE: Mapping[str, Any] = {
     "run_name": "approved",
     "language": "zh",
     "permissions": ["reorder"],
+    "hosts": {"web": {"hosts": {"web-1": {}}}},
     "approval.approvers": ["intern"],
     "approval.operators": ["intern"],
     "approval.quorum": 1,
@@ -60,7 +61,6 @@ LOOSE: Mapping[str, Any] = {
 REFUSED: Mapping[str, Any] = {
     "finally": [{"id": "last", "tool_name": "drop"}],
     "concurrency": {"key": "k", "when_busy": "cancel_older"},
-    "hosts": {"web": {"hosts": {"web-1": {}}}},
     "on_failure": "replan",
     "options.run_window": {"cron": "* * * * *", "duration_ms": 60_000},
     "options.total_timeout_ms": 1,

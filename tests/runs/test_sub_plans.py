@@ -13,10 +13,12 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.execution.items import recorded_items
+from plan_adapter.model.inventory import HostGroup
 from plan_adapter.model.options import ExecutionOptions, Input
 from plan_adapter.model.plan import Step
 from plan_adapter.model.status import RunReason
 from plan_adapter.plans import format_plan
+from plan_adapter.rehearsal import adry_run_plan
 from plan_adapter.runs import acancel_run, aresolve_step, aresume_run, arun_plan
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.run_session import RunRequest
@@ -341,3 +343,33 @@ async def test_the_outputs_of_a_sub_plan_can_be_erased(cluster: Cluster, store: 
     assert erased.step("verify").result == {"marked": "[erased] [erased] [erased] [erased] [erased]"}
     assert "check 北京" not in [attempt.parameters["what"] for attempt in await store.attempts(ended.id)]
     assert (await store.verify(ended.id)).ok
+
+
+@pytest.mark.parametrize("on", ["web-2,web-1", "${{ steps.choose.result }}"])
+async def test_a_sub_plan_works_on_its_own_hosts(on: str, cluster: Cluster, store: PlanStore) -> None:
+    each = Step(id="each", tool_name="do", for_each="${{ hosts('web') }}", parameters={"what": "${{ item.name }} of ${{ inputs.site }}"})
+    inner = site(each, hosts={"web": HostGroup(hosts={f"web-{number}": {} for number in (1, 2, 3)})})
+    outer = around(inner, before=(do("choose", "web-2,web-1"),))
+    outer.steps[1].inputs["on"] = on
+    if "steps" in on:  # the result of `do` ends in ` done`
+        outer.steps[1].inputs["on"] = "${{ steps.choose.result.replace(' done', '') }}"
+    ended = await run(outer, cluster, store)
+    assert (ended.status, sorted(cluster.done)) == (PlanStatus.COMPLETED, ["web-1 of 北京", "web-2 of 北京", "web-2,web-1"])
+    assert recorded_items(outer, await store.run(ended.id), "verify.each") == ["web-1", "web-2"]
+
+
+async def test_a_sub_plan_without_one_of_its_hosts_fails_before_it_calls_anything(cluster: Cluster, store: PlanStore) -> None:
+    each = Step(id="each", tool_name="do", for_each="${{ hosts('web') }}", parameters={"what": "${{ item.name }}"})
+    outer = around(site(each, hosts={"web": HostGroup(hosts={"web-1": {}})}), before=(do("choose", "web-9"),))
+    outer.steps[1].inputs["on"] = "${{ steps.choose.result }}"
+    ended = await run(outer, cluster, store)
+    assert (ended.status, cluster.done) == (PlanStatus.PARTIAL, ["web-9"])
+    assert "no host or group is called `web-9 done`" in (ended.step("verify").error or "")
+
+
+async def test_a_dry_run_does_not_know_on_which_hosts_a_result_lets_it_work(cluster: Cluster) -> None:
+    each = Step(id="each", tool_name="do", for_each="${{ hosts('web') }}", parameters={"what": "${{ item.name }}"})
+    outer = around(site(each, hosts={"web": HostGroup(hosts={"web-1": {}})}), before=(do("choose", "web-1"),))
+    outer.steps[1].inputs["on"] = "${{ steps.choose.result }}"
+    found = await adry_run_plan(outer, tools=cluster.tools)
+    assert (found.problems, [call.step_id for call in found.calls]) == ((), ["choose", "verify.each"])

@@ -1,13 +1,18 @@
 """Tests of plans with hosts: what is refused before anything runs, and which hosts a run works on."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plan_adapter.loading import load_plan
+from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.inventory import HostGroup
 from plan_adapter.model.options import Input
-from plan_adapter.model.plan import ExecutionPlan
+from plan_adapter.model.plan import ExecutionPlan, Step
+from plan_adapter.store import dump_plan
+from plan_adapter.text.formatting import format_plan
 from plan_adapter.text.preview import Predictions
 from plan_adapter.validation import bind_inputs, find_problems, lint, validate
 from tests.validation.builders import TOOLS, plan, step
@@ -136,3 +141,79 @@ def test_an_input_called_on_that_is_declared_stays() -> None:
 def test_an_inventory_that_was_not_read_is_refused() -> None:
     problems = find_problems(with_hosts(hosts="inventory.ini"), TOOLS)
     assert [(problem.code, problem.at) for problem in problems][:1] == [("bad-hosts", "hosts")]
+
+
+# Plans that another plan runs
+
+
+def around(inner: ExecutionPlan, **fields: Any) -> ExecutionPlan:
+    """Return a plan with other hosts whose step `part` runs `inner`, with `fields` of the step."""
+    outer = step("each", for_each="${{ hosts('gw') }}", parameters={"value": "${{ item.name }}"})
+    part = Step(id="part", plan="store:inner@1", pinned=inner, **fields)
+    return plan(outer, part, hosts={"gw": HostGroup(hosts={"gw-1": {}, "gw-2": {}})}, inputs={"where": Input(default="web-1")})
+
+
+def hosts_inside(checked: ExecutionPlan, **inputs: Any) -> object:
+    """Return the predicted items of the step `part.each` in a run with `inputs`."""
+    bound = bind_inputs(validate(checked, TOOLS), inputs)
+    return Predictions(bound.validated, bound.inputs).of(bound.validated.steps["part.each"]).of(bound.validated.for_each["part.each"])
+
+
+def names_in(items: object) -> list[str]:
+    assert isinstance(items, list)
+    return [str(item["name"]) for item in items]  # pyright: ignore
+
+
+def test_a_sub_plan_has_hosts_of_its_own() -> None:
+    checked = around(with_hosts())
+    assert find_problems(checked, TOOLS) == []
+    assert names_in(hosts_inside(checked, on="gw-2")) == ["web-1", "web-2", "web-3"]  # `on` is about the plan around it
+    assert names_in(hosts_inside(around(with_hosts(), inputs={"on": "web-3,web-1"}))) == ["web-1", "web-3"]
+    assert names_in(hosts_inside(around(with_hosts(), inputs={"on": "${{ inputs.where }}"}))) == ["web-1"]
+
+
+def test_the_hosts_of_both_plans_are_shown() -> None:
+    shown = format_plan(around(with_hosts()))
+    assert "- hosts: `gw` (gw-1, gw-2)" in shown
+    assert "   - hosts: `web` (web-1, web-2, web-3), `db` (db-1)" in shown
+
+
+def test_the_digest_of_the_plan_around_covers_the_hosts() -> None:
+    one, other = (plan_digest(around(with_hosts(hosts={"web": group}))) for group in (WEB, HostGroup(hosts={"web-1": {}})))
+    assert one != other
+
+
+def test_each_plan_sees_only_its_own_hosts() -> None:
+    (inner,) = find_problems(around(with_hosts("hosts('gw')")), TOOLS)
+    assert (inner.code, inner.at) == ("unknown-hosts", "steps[1].pinned.steps[0].for_each")
+    none = around(with_hosts(hosts={}))
+    assert [(problem.code, problem.at) for problem in find_problems(none, TOOLS)] == [
+        ("unknown-hosts", "steps[1].pinned.steps[0].for_each")
+    ]
+
+
+def test_the_hosts_that_a_sub_plan_works_on_must_exist() -> None:
+    (problem,) = find_problems(around(with_hosts(), inputs={"on": "gw-1"}), TOOLS)
+    assert (problem.code, problem.at) == ("unknown-hosts", "steps[1].inputs.on")
+    for given, message in (("web-9", "no host or group is called `web-9`"), ("db", "`db` leaves no host of `hosts('web')`")):
+        with pytest.raises(InvalidPlanError) as error:
+            bind_inputs(validate(around(with_hosts(), inputs={"on": "${{ inputs.where }}"}), TOOLS), {"where": given})
+        (problem,) = error.value.problems
+        assert (problem.code, problem.at, problem.message) == ("unknown-hosts", "steps[1].inputs.on", message)
+    skipped = around(with_hosts(), inputs={"on": "${{ inputs.where }}"}, when="${{ inputs.where != 'web-9' }}")
+    bind_inputs(validate(skipped, TOOLS), {"where": "web-9"})
+
+
+def test_the_inventory_of_a_sub_plan_is_read_beside_its_own_document(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "hosts.ini").write_text("[web]\nweb-1\nweb-2\n", encoding="utf-8")
+    inner = "description: Inner\nhosts: hosts.ini\nsteps:\n  - {id: each, tool_name: push, for_each: \"${{ hosts('web') }}\"}\n"
+    (tmp_path / "parts" / "inner.yaml").write_text(inner, encoding="utf-8")
+    (tmp_path / "outer.yaml").write_text("description: Outer\nsteps: [{id: part, plan: parts/inner.yaml}]\n", encoding="utf-8")
+    loaded = load_plan(tmp_path / "outer.yaml")
+    assert names_in(hosts_inside(loaded)) == ["web-1", "web-2"]
+    (tmp_path / "parts" / "hosts.ini").unlink()
+    assert load_plan(dump_plan(loaded)) == loaded  # it needs no file any more
+    with pytest.raises(InvalidPlanError) as error:
+        load_plan(tmp_path / "outer.yaml")
+    assert "hosts.ini" in str(error.value)

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from plan_adapter.model.approvals import AGREE, Agreement, Approval, Gate, GatePolicy
-from plan_adapter.model.errors import NotApprovedError, RunConflictError
+from plan_adapter.model.approvals import AGREE, DELEGATE, Agreement, Approval, Gate, GatePolicy
+from plan_adapter.model.errors import NotApprovedError, RunConflictError, RunNotFoundError
 from plan_adapter.store.database import tables
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
-from tests.store.builders import a_gate, an_answer, an_attempt, begun, created
+from tests.store.builders import a_delegation, a_gate, an_answer, an_attempt, begun, created
 
 TWO = GatePolicy(approvers=("ana", "ben", "chi"), known_by=("totp",), quorum=2, requested_by="ana")
 
@@ -191,6 +191,81 @@ async def test_a_tenant_cannot_approve_for_another(store_url: str) -> None:
         assert [row.by for row in (await acme.gates.answer(gate.id, given)).agreements] == ["ana"]
         assert (await exported(acme, given))["tenant_id"] == "acme"
         assert await umbrella.gates.find() == []
+
+
+async def test_a_delegation_is_recorded_with_its_place(store: PlanStore) -> None:
+    gate = await opened(store, item=3)
+    given = a_delegation(gate, by="ana", to="dan", signature="-----BEGIN")
+    left_open = await store.gates.delegate(given)
+    (kept,) = left_open.gate_policy.delegations
+    assert kept == replace(given, at=kept.at)
+    assert gate.opened_at <= kept.at <= await store.now()
+    assert left_open.gate_policy.approvers == ("ben", "chi", "dan")
+    assert await store.gates.get(gate.id) == left_open
+    assert await store.gates.answer_to(gate.id) is None
+    (row,) = await delegations_in(store, gate)
+    assert (row["decision"], row["run_id"], row["step_id"], row["item"], row["by"]) == ("delegate", gate.run_id, "drain", 3, "ana")
+    plan_gate = await opened(store, None)
+    await store.gates.delegate(a_delegation(plan_gate, by="ana", to="dan"))
+    (row,) = await delegations_in(store, plan_gate)
+    assert (row["step_id"], row["gate_id"]) == (None, None)
+    assert (await store.verify(gate.run_id)).ok
+
+
+async def delegations_in(store: PlanStore, gate: Gate) -> list[dict[str, Any]]:
+    approvals = cast("list[dict[str, Any]]", (await store.export(gate.run_id))["approvals"])
+    return [row for row in approvals if row["decision"] == DELEGATE]
+
+
+async def test_a_delegation_is_for_one_gate(store: PlanStore) -> None:
+    """Two runs of one plan ask about the same content."""
+    first, second = await opened(store), await opened(store)
+    assert first.approval_digest == second.approval_digest
+    await store.gates.delegate(a_delegation(second, by="ana", to="dan"))
+    assert [row["by"] for row in await delegations_in(store, second)] == ["ana"]
+    assert await delegations_in(store, first) == []
+    assert (await store.gates.get(first.id)).gate_policy == TWO
+
+
+async def test_nobody_delegates_about_other_content_or_too_late(store: PlanStore) -> None:
+    gate = await opened(store)
+    with pytest.raises(NotApprovedError, match=re.escape(f"the answer is to other content ({'f' * 12}…)")):
+        await store.gates.delegate(a_delegation(gate, approval_digest="f" * 64))
+    run = await begun(store)
+    overdue = await store.gates.open(a_gate(run, "drain", gate_policy=TWO), timeout_ms=1)
+    await passed(store, await soon(store, milliseconds=1))
+    with pytest.raises(RunConflictError, match="nobody answered until"):
+        await store.gates.delegate(a_delegation(overdue))
+    await store.gates.close(gate.id, "cancelled")
+    with pytest.raises(RunConflictError, match="its run was cancelled"):
+        await store.gates.delegate(a_delegation(gate))
+    assert await delegations_in(store, gate) == await delegations_in(store, overdue) == []
+
+
+async def test_a_tenant_cannot_delegate_for_another(store_url: str) -> None:
+    async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella:
+        gate = await opened(acme)
+        with pytest.raises(RunNotFoundError, match="there is no gate"):
+            await umbrella.gates.delegate(a_delegation(gate))
+        assert (await acme.gates.delegate(a_delegation(gate, by="ana", to="dan"))).gate_policy.approvers == ("ben", "chi", "dan")
+
+
+async def test_a_gate_that_was_closed_in_time_did_not_escalate(store: PlanStore, sql: Sql) -> None:
+    policy = replace(TWO, escalate_after_ms=1_800_000, escalate_to=("dan",))
+    gate = await opened(store, policy=policy)
+    await store.gates.close(gate.id, "cancelled")
+    gates, hour = tables.gates, timedelta(hours=1)
+    earlier = {"opened_at": gate.opened_at - hour, "closed_at": gate.opened_at - hour + timedelta(minutes=29)}
+    await sql.change(gates.update().where(gates.c.id == gate.id).values(earlier))
+    assert not (await store.gates.get(gate.id)).gate_policy.is_escalated
+    await sql.change(gates.update().where(gates.c.id == gate.id).values(closed_at=gate.opened_at))
+    assert (await store.gates.get(gate.id)).gate_policy.is_escalated
+
+
+async def test_who_started_the_run_is_not_one_of_two_who_approve_it(store: PlanStore) -> None:
+    gate = await opened(store, policy=replace(TWO, self_approval=False))
+    with pytest.raises(NotApprovedError, match="ana started this run and may not approve it; only ben, chi may"):
+        await store.gates.answer(gate.id, an_approval_of(gate, "ana"))
 
 
 async def approved_by(store: PlanStore, gate: Gate, *people: str) -> Approval:

@@ -54,6 +54,13 @@ async def test_nothing_starts_without_an_approval_of_the_run(store: PlanStore):
     assert len(await store.attempts(run.id)) == 1
 
 
+async def test_a_run_that_does_not_exist_starts_nothing(store: PlanStore, sql: Sql):
+    run = await created(store)
+    attempt = an_attempt(replace(run, id="another"), at=AT)
+    why = await sql.run(lambda connection: permission.refusals(connection, "another", [attempt]))
+    assert why == {attempt.id: "there is no run another"}
+
+
 async def test_an_approval_of_another_run_or_of_a_step_does_not_approve_the_plan(store: PlanStore, sql: Sql):
     run, other = await created(store), await begun(store)
     of_step = an_approval(run_id=run.id, step_id="check")
@@ -170,7 +177,7 @@ def test_once_an_approval_overrides_a_change_freeze_no_earlier_one_counts() -> N
     override = gate_policy_text(GatePolicy(overrides=(FreezeOverride("year-end", AT),)))
     by_ana = permission.PlanApproval(now, now, "ana", None, None, None, None, "a1", gate_policy_text(GatePolicy()))
     by_cab = by_ana._replace(by="cab", id="a2", rules=override)
-    assert permission.only_override([by_ana, by_cab]) == [by_cab]
+    assert permission.only_override([by_ana, by_cab]) == permission.only_override([by_ana, by_ana, by_cab]) == [by_cab]
     for rows in ([by_cab, by_ana], [by_ana, by_cab._replace(digest=older)], [by_ana._replace(rules=None)], []):
         assert permission.only_override(rows) == rows
 

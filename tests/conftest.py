@@ -151,7 +151,10 @@ LINES = (
     ("tests/deployments/", "tests/secrets/test_with_prefect.py", "tests/gates/test_outcomes_with_server.py"),
     ("tests/engine/test_local_server", "tests/test_readme.py", "tests/runs/"),
     # They set up automations of the server.
-    ("tests/engine/test_notifications.py", "tests/cli/test_examples_on_server.py", "tests/cli/test_triggers.py"),
+    (
+        *("tests/engine/test_notifications.py", "tests/cli/test_examples_on_server.py", "tests/cli/test_triggers.py"),
+        "tests/desk/test_webhooks_with_server.py",
+    ),
 )
 """Files whose tests load a server or wait for one. The files of a line run in one process, before all other tests. The first two lines
 share a server, because a server on SQLite cannot serve more."""

@@ -13,7 +13,7 @@ PAGES = {
     "Write": ("plans", "expressions", "short-forms", "groups", "sub-plans", "questions", "goals", "finally", "concurrency", "validation"),
     "Tools and models": ("tools", "drafting", "agents", "testing", "json"),
     "Decide": ("approvals", "desk", "security", "attestations", "promises"),
-    "Runbooks": ("runbooks", "deploying", "deployments", "importing", "aster"),
+    "Runbooks": ("runbooks", "deploying", "deployments", "alerts", "importing", "aster"),
     "Run": ("failures", "operating", "records", "audits", "secrets", "metrics", "scaling", "embedding"),
     "Reference": ("reference-cli", "reference-python", "reference-settings", "reference-problems", "compatibility", "benchmarks"),
     "Contribute": (

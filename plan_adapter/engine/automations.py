@@ -1,8 +1,10 @@
 """The automations that start a deployed runbook when an event comes: one for each trigger of its plan, found again by their names."""
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, cast
 from uuid import UUID
 
 from prefect.client.orchestration import PrefectClient
@@ -13,6 +15,58 @@ from plan_adapter.model.readable import one_line
 from plan_adapter.model.triggers import EVENT_PARAMETER
 
 TAG = "plan-adapter"
+PAGE = 200
+"""The most that Prefect's server returns for one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """An automation that is switched on and starts a deployed runbook: for which events, by the trigger with this number."""
+
+    automation_id: str
+    deployment_id: str
+    trigger: int
+    expect: tuple[str, ...]
+    match: Mapping[str, tuple[str, ...]]
+
+    def covers(self, event: str, resource: Mapping[str, str]) -> bool:
+        """Return whether Prefect starts the runbook for this event."""
+        return any(fnmatchcase(event, pattern) for pattern in self.expect) and all(
+            any(_fits(pattern, resource.get(name)) for pattern in patterns) for name, patterns in self.match.items()
+        )
+
+
+async def read_starters(client: PrefectClient) -> list[Starter]:
+    """Return the automations that start deployed runbooks."""
+    found, wanted = list[dict[str, Any]](), {"tags": {"all_": [TAG]}}
+    while len(found) % PAGE == 0:
+        response = await client.request("POST", "/automations/filter", json={"automations": wanted, "limit": PAGE, "offset": len(found)})
+        page = cast("list[dict[str, Any]]", response.json())
+        if not page:
+            break
+        found += page
+    return [_starter_of(automation) for automation in found if automation["enabled"] and _is_starter(automation)]
+
+
+def _is_starter(automation: dict[str, Any]) -> bool:
+    number = automation["name"].rpartition(" trigger ")[2].partition(":")[0]
+    return number.isdigit() and [action["type"] for action in automation["actions"]] == ["run-deployment"]
+
+
+def _starter_of(automation: dict[str, Any]) -> Starter:
+    trigger, number = automation["trigger"], automation["name"].rpartition(" trigger ")[2].partition(":")[0]
+    return Starter(
+        automation["id"],
+        automation["actions"][0]["deployment_id"],
+        int(number),
+        tuple(trigger["expect"]),
+        {name: (patterns,) if isinstance(patterns, str) else tuple(patterns) for name, patterns in trigger["match"].items()},
+    )
+
+
+def _fits(pattern: str, value: str | None) -> bool:
+    """Return whether a label has a value that fits, as Prefect's server decides it."""
+    return value is not None and fnmatchcase(value, pattern.removeprefix("!")) is not pattern.startswith("!")
 
 
 def automation_name(deployment: str, number: int, event: str) -> str:

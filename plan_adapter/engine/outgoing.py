@@ -86,7 +86,7 @@ def event_payload(value: Any) -> Any:
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, dict):
-        return {name: event_payload(member) for name, member in cast("dict[str, Any]", value).items()}
+        return {visible(name): event_payload(member) for name, member in cast("dict[str, Any]", value).items()}
     return [event_payload(member) for member in cast("list[Any]", value)] if isinstance(value, list | tuple) else value
 
 

@@ -185,6 +185,18 @@ class Settings(BaseModel):
     desk_mail_to: tuple[str, ...] = ()
     """The addresses to which it sends e-mail."""
 
+    desk_alertmanager_token: SecretStr | None = None
+    """The bearer token that Alertmanager sends to `/hooks/alertmanager` of `plan desk`: at least 16 characters. None: no such webhook."""
+
+    desk_grafana_secret: SecretStr | None = None
+    """The secret with which Grafana signs what it sends to `/hooks/grafana`: at least 16 characters. None: no such webhook."""
+
+    desk_pagerduty_secret: SecretStr | None = None
+    """The secret with which PagerDuty signs what it sends to `/hooks/pagerduty`. PagerDuty makes it. None: no such webhook."""
+
+    desk_github_secret: SecretStr | None = None
+    """The secret with which GitHub signs what it sends to `/hooks/github`: at least 16 characters. None: no such webhook."""
+
     dask_address: str | None = None
     """The scheduler of the Dask cluster for steps with `runner: dask`: `tcp://host:8786`, or `tls://…` with Dask's own TLS settings.
 

@@ -1,9 +1,33 @@
-"""Values about runs that an event starts: the event's parameter, what such a run records, and an event that starts none."""
+"""Values about runs that an event starts: events of other systems, the event's parameter, what such a run records, and unused events."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid5
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 EVENT_PARAMETER = "_plan_event"
 """The parameter of a flow run that an event started. An automation of `plan deploy` fills it. No input can have this name."""
+
+_EXTERNAL_EVENTS = UUID("5f0b3f5e-5d0c-4d0e-9c1b-6a7f6f1f6a55")
+"""The namespace of the ids of external events. It never changes: a delivery that is repeated must get the same id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalEvent:
+    """What another system reports, as an event for Prefect. Deliveries of the same fact have the same `key`, and so the same id."""
+
+    name: str
+    resource: Mapping[str, str]  # its labels, with `prefect.resource.id`
+    payload: "Mapping[str, JsonValue]"
+    key: str
+
+    @property
+    def id(self) -> UUID:
+        """The id of the event in Prefect."""
+        return uuid5(_EXTERNAL_EVENTS, f"{self.name}\n{self.key}")
 
 
 @dataclass(frozen=True, slots=True)

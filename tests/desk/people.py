@@ -13,6 +13,7 @@ import httpx
 from plan_adapter.cli.desk.sign_in import PROXY_SECRET_HEADER, ProxySignIn, SignIn
 from plan_adapter.cli.desk.slack import Slack
 from plan_adapter.cli.desk.web_app import desk_app, desk_server
+from plan_adapter.cli.desk.webhooks import Webhooks
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Gate
 from plan_adapter.store.store import PlanStore
@@ -73,12 +74,17 @@ class Desk:
 
 @asynccontextmanager
 async def running_desk(
-    store: PlanStore, settings: Settings, sign_in: SignIn | None = BY_PROXY, *, slack: Slack | None = None
+    store: PlanStore,
+    settings: Settings,
+    sign_in: SignIn | None = BY_PROXY,
+    *,
+    slack: Slack | None = None,
+    webhooks: Webhooks | None = None,
 ) -> AsyncIterator[Desk]:
     """Yield a desk of `store` on a free port. Requests that come before it is ready wait in the queue of its socket."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
         host = f"127.0.0.1:{listening.getsockname()[1]}"
-        app = desk_app(store, settings, sign_in, address=f"http://{host}", hosts=frozenset({host}), slack=slack)
+        app = desk_app(store, settings, sign_in, address=f"http://{host}", hosts=frozenset({host}), slack=slack, webhooks=webhooks)
         server = desk_server(app)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         desk = Desk(f"http://{host}")

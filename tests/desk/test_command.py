@@ -10,10 +10,10 @@ import pytest
 
 from plan_adapter.cli.desk.sign_in import PROXY_SECRET_HEADER
 from tests.cli.conftest import Plan, check_lines, home, plan
-from tests.cli.test_terminal import REAL_PLAN
+from tests.cli.test_terminal import REAL_PLAN, Terminal, terminals
 from tests.desk.people import SECRET
 
-__all__ = ["home", "plan"]
+__all__ = ["home", "plan", "terminals"]
 
 PROXY = {"PROXY_HEADER": "X-Forwarded-Email", "PROXY_SECRET": SECRET}
 OIDC = {"OIDC_ISSUER": "https://login.example.org", "OIDC_CLIENT_ID": "desk"}
@@ -34,6 +34,9 @@ OIDC = {"OIDC_ISSUER": "https://login.example.org", "OIDC_CLIENT_ID": "desk"}
         (PROXY | {"URL": "http://desk.example.org"}, (), "PLAN_ADAPTER_DESK_URL must be an https:// address without a path"),
         (PROXY | {"URL": "https://desk.example.org/desk"}, (), "without a path"),
         (PROXY | {"URL": "https://ana@desk.example.org"}, (), "without a path"),
+        ({"ALERTMANAGER_TOKEN": "short"}, (), "PLAN_ADAPTER_DESK_ALERTMANAGER_TOKEN needs 16 or more printable ASCII characters"),
+        ({"GRAFANA_SECRET": ""}, (), "PLAN_ADAPTER_DESK_GRAFANA_SECRET needs 16 or more printable ASCII characters"),
+        ({"GITHUB_SECRET": SECRET + "\n"}, (), "PLAN_ADAPTER_DESK_GITHUB_SECRET needs 16 or more printable ASCII characters"),
         ({}, ("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
         ({}, ("--port", "70000"), "--port is a number from 0 to 65535"),
     ],
@@ -133,9 +136,21 @@ def test_a_program_reads_the_address_and_ends_the_desk() -> None:
         line = process.stdout.readline()
         check_lines(line)
         desk = json.loads(line)
-        assert desk["sign_in"] == "proxy"
+        assert (desk["sign_in"], desk["webhooks"]) == ("proxy", [])
         assert httpx.get(desk["address"], trust_env=False).status_code == 403
         headers = {"X-Forwarded-Email": "ana", PROXY_SECRET_HEADER: SECRET}
         assert "Nothing waits" in httpx.get(desk["address"], headers=headers, trust_env=False).text
         process.send_signal(signal.SIGTERM)
     assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.usefixtures("home")
+def test_it_says_which_webhooks_it_takes_and_that_they_need_a_server(terminals: list[Terminal], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_DESK_PAGERDUTY_SECRET", SECRET)
+    monkeypatch.setenv("PLAN_ADAPTER_DESK_GITHUB_SECRET", SECRET)
+    terminals.append(terminal := Terminal("desk", "--port", "0", controls=True))
+    terminal.wait_for("/hooks/github")
+    shown = " ".join(terminal.shown.split())
+    assert "/hooks/pagerduty" in shown
+    assert "each webhook is answered with 503, and its sender has to try again: there is no Prefect server" in shown
+    assert SECRET not in shown

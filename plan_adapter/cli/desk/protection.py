@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -23,6 +23,10 @@ MAX_SIGN_INS = 5
 """How many sign-ins of one session may be under way, such as in several tabs."""
 
 MAX_BODY_BYTES = 64 * 1024
+MAX_HOOK_BYTES = 1024 * 1024
+HOOKS = "/hooks/"
+"""How the paths begin to which other systems send. No page of the desk does."""
+
 FAILED_PROOFS, PROOF_SECONDS = 20, 300.0
 """How many proofs of one person, or from one address, may fail in this time."""
 
@@ -140,15 +144,16 @@ def origin_of(url: str) -> str:
 class Protection:
     """Checks the host, the origin and the size of every request before the application sees it, and adds the headers of every response."""
 
-    def __init__(self, app: "ASGIApp", *, origin: str, hosts: frozenset[str], signed: frozenset[str] = frozenset()) -> None:
+    def __init__(self, app: "ASGIApp", *, origin: str, hosts: frozenset[str], signed: Mapping[str, int] | None = None) -> None:
         """Protect `app`, whose pages have this origin. `hosts` are what requests may name as their host.
 
-        `signed` are the paths whose requests come from other programs, which sign them. Their origin is not checked.
+        `signed` are the paths whose requests come from other programs, which prove themselves, and how many bytes each may send. Their
+        origin is not checked.
         """
         self._app = app
         self._origin = origin
         self._hosts = hosts
-        self._signed = signed
+        self._signed = signed or {}
         self._headers = dict(HEADERS)
         if origin.startswith("https:"):
             self._headers["strict-transport-security"] = "max-age=31536000"
@@ -168,9 +173,10 @@ class Protection:
 
         refused = self._refuse(scope)
         if refused is None and scope["method"] == "POST":
-            body = await _read_body(scope, receive)
+            most = self._signed.get(scope["path"], MAX_BODY_BYTES)
+            body = await _read_body(scope, receive, most)
             if body is None:
-                refused = PlainTextResponse(f"the request is larger than {MAX_BODY_BYTES // 1024} KB", status_code=413)
+                refused = PlainTextResponse(f"the request is larger than {most // 1024} KB", status_code=413)
             receive = _replay(body or b"", receive)
         if refused is not None:
             await refused(scope, receive, send_with_headers)
@@ -189,27 +195,29 @@ class Protection:
             return PlainTextResponse("only GET and POST are answered here", status_code=405)
         if scope["path"] in self._signed:
             return None
+        if scope["path"].startswith(HOOKS):
+            return PlainTextResponse("there is no such webhook", status_code=404)
         same_site = headers.get(b"sec-fetch-site", ["same-origin"]) == ["same-origin"]
         if headers.get(b"origin") != [self._origin] or not same_site:
             return PlainTextResponse("the request does not come from a page of this desk", status_code=403)
         return None
 
 
-async def _read_body(scope: "Scope", receive: "Receive") -> bytes | None:
-    """Return the body of a request, or None if it is too large."""
+async def _read_body(scope: "Scope", receive: "Receive", most: int) -> bytes | None:
+    """Return the body of a request, or None if it has more than `most` bytes. No more than those are read."""
     announced = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"0")
-    if not announced.isdigit() or int(announced) > MAX_BODY_BYTES:
+    if not announced.isdigit() or int(announced) > most:
         return None
-    body, is_complete = b"", False
+    body, is_complete = bytearray(), False
     while not is_complete:
         message = await receive()
         if message["type"] == "http.disconnect":
             return b""
         body += message.get("body", b"")
         is_complete = not message.get("more_body", False)
-        if len(body) > MAX_BODY_BYTES:
+        if len(body) > most:
             return None
-    return body
+    return bytes(body)
 
 
 def _replay(body: bytes, receive: "Receive") -> "Receive":

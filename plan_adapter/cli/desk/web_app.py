@@ -1,4 +1,7 @@
-"""`desk_app`: the web application of `plan desk`. Its pages list what waits, show gates and runs, and take answers. Nothing else writes."""
+"""`desk_app`: the web application of `plan desk`. Its pages list what waits, show gates and runs, and take answers.
+
+Nothing else writes to the store.
+"""
 
 import base64
 import hashlib
@@ -20,9 +23,10 @@ from markupsafe import Markup
 from plan_adapter.cli.approval_state import states_of
 from plan_adapter.cli.desk.desk_answers import record_answer
 from plan_adapter.cli.desk.gate_pages import Choices, listed_gates, shown_fields, shown_gate
-from plan_adapter.cli.desk.protection import HEADERS, FailedProofs, Protection, Session, Sessions, origin_of
+from plan_adapter.cli.desk.protection import HEADERS, MAX_BODY_BYTES, MAX_HOOK_BYTES, FailedProofs, Protection, Session, Sessions, origin_of
 from plan_adapter.cli.desk.sign_in import CALLBACK, OpenIdSignIn, SignIn, SignInError
 from plan_adapter.cli.desk.slack import ACTIONS_PATH, Slack, SlackActions
+from plan_adapter.cli.desk.webhooks import Webhooks
 from plan_adapter.cli.verbs.gates import waiting_gates
 from plan_adapter.cli.verbs.report import report_of
 from plan_adapter.cli.verbs.show import shown_run
@@ -58,11 +62,18 @@ _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
 
 def desk_app(
-    store: "PlanStore", settings: Settings, sign_in: SignIn | None, *, address: str, hosts: frozenset[str], slack: Slack | None = None
+    store: "PlanStore",
+    settings: Settings,
+    sign_in: SignIn | None,
+    *,
+    address: str,
+    hosts: frozenset[str],
+    slack: Slack | None = None,
+    webhooks: Webhooks | None = None,
 ) -> "ASGIApp":
     """Return the application. `address` is where people reach it; requests may name one of `hosts`. `sign_in` None: a proof per answer.
 
-    With `slack`, it takes what people press there.
+    With `slack`, it takes what people press there, and with `webhooks` what other systems send.
     """
     app = FastAPI(title="plan desk", docs_url=None, redoc_url=None, openapi_url=None)
     desk = Desk(store, settings, sign_in, origin=origin_of(address))
@@ -76,14 +87,18 @@ def desk_app(
         ("GET", CALLBACK, desk.finish_sign_in),
         ("GET", "/desk.css", desk.style),
     ]
+    signed = dict[str, int]()
     if slack is not None:
         pages.append(("POST", ACTIONS_PATH, SlackActions(slack, store, settings).receive))
+        signed[ACTIONS_PATH] = MAX_BODY_BYTES
+    if webhooks is not None:
+        pages += [("POST", path, webhooks.receive) for path in webhooks.paths]
+        signed |= dict.fromkeys(webhooks.paths, MAX_HOOK_BYTES)
     for method, path, page in pages:
         app.add_api_route(path, page, methods=[method], include_in_schema=False, response_model=None)
     app.add_exception_handler(SignInNeeded, desk.start_sign_in)
     app.add_exception_handler(PlanAdapterError, desk.report_error)
     app.add_exception_handler(404, desk.report_missing)
-    signed = frozenset[str]() if slack is None else frozenset({ACTIONS_PATH})
     return Protection(app, origin=origin_of(address), hosts=hosts, signed=signed)
 
 

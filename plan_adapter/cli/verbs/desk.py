@@ -2,17 +2,23 @@
 
 import importlib.util
 import socket
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from plan_adapter.cli import output
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
+from plan_adapter.cli.servers import available_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.local.settings import Settings
+from plan_adapter.model.errors import NoServerError
 from plan_adapter.model.readable import listed
 
 if TYPE_CHECKING:
     from plan_adapter.cli.desk.sign_in import SignIn
+    from plan_adapter.cli.desk.webhooks import Hook, Webhooks
 
 NOT_INSTALLED = "the web application is not installed: `pip install 'prefect-plan-adapter[desk]'`"
 
@@ -26,6 +32,9 @@ async def desk(*, host: str = "127.0.0.1", port: int = 4270, json: bool = False)
     only, and each answer needs a one-time code or an SSH signature. It also sends what waits to Slack, Teams and e-mail, if the settings
     name them, and takes the answers of people who press a button in Slack.
 
+    It also takes the webhooks of Alertmanager, Grafana, PagerDuty and GitHub that have a secret in the settings, and sends them to Prefect
+    as events: `plan guide alerts`.
+
     Args:
         host: The address to listen on; default: 127.0.0.1, this machine only. Any other needs a sign-in and PLAN_ADAPTER_DESK_URL.
         port: The port to listen on; default: 4270. 0 takes a free one.
@@ -38,9 +47,10 @@ async def desk(*, host: str = "127.0.0.1", port: int = 4270, json: bool = False)
     from plan_adapter.cli.desk.sign_in import is_loopback, sign_in_of
     from plan_adapter.cli.desk.slack import Slack
     from plan_adapter.cli.desk.web_app import desk_app, desk_server
+    from plan_adapter.cli.desk.webhooks import hooks_of
 
     settings = Settings()
-    channels = channels_of(settings)
+    channels, hooks = channels_of(settings), hooks_of(settings)
     slack = next((channel for channel in channels if isinstance(channel, Slack) and channel.signing_secret is not None), None)
     listening = _listen(host, port)
     with listening:
@@ -52,19 +62,49 @@ async def desk(*, host: str = "127.0.0.1", port: int = 4270, json: bool = False)
             _refuse_open_desk(host, settings, sign_in)
         names = {urlsplit(address).netloc.casefold(), local.casefold()}
         hosts = frozenset(names | ({f"localhost:{port}"} if is_loopback(host) else set[str]()))
-        async with open_store(settings) as store:
-            app = desk_app(store, settings, sign_in, address=address, hosts=hosts, slack=slack)
+        async with open_store(settings) as store, _webhooks(hooks, settings) as webhooks:
+            app = desk_app(store, settings, sign_in, address=address, hosts=hosts, slack=slack, webhooks=webhooks)
+            addresses = [f"{address}{hook.path}" for hook in hooks]
             if json:
                 known_by, names = None if sign_in is None else sign_in.known_by, [channel.name for channel in channels]
-                output.json_line("desk", {"address": f"{address}/", "sign_in": known_by, "channels": names})
+                line = {"address": f"{address}/", "sign_in": known_by, "channels": names, "webhooks": addresses}
+                output.json_line("desk", line)
                 output.flush()
             else:
                 output.note(f"the desk is at {address}/; Ctrl-C stops it" + _how_people_prove(sign_in))
                 if channels:
                     output.note(f"what waits is also sent to {listed([channel.label for channel in channels], len(channels))}")
+                for hook in addresses:
+                    output.note(f"it takes webhooks at {hook}")
             async with sending_messages(channels, store, settings, address=address):
                 await desk_server(app).serve(sockets=[listening])
     return ExitCode.DONE
+
+
+@asynccontextmanager
+async def _webhooks(hooks: "Sequence[Hook]", settings: Settings) -> "AsyncGenerator[Webhooks]":
+    """Yield what receives webhooks. If there is no Prefect server, say that they are refused until there is one."""
+    from plan_adapter.cli.desk.webhooks import Webhooks
+
+    if not hooks:
+        yield Webhooks((), None)
+        return
+    try:
+        server = await in_daemon_thread(lambda: available_server(settings))
+        problem = "there is no Prefect server: set PREFECT_API_URL" if server is None else None
+    except NoServerError as error:
+        from plan_adapter.engine.connection import current_server
+
+        server, problem = current_server(), str(error)
+    if problem is not None:
+        output.note(f"plan: each webhook is answered with 503, and its sender has to try again: {problem}")
+    if server is None:
+        yield Webhooks(hooks, None)
+        return
+    from plan_adapter.engine.event_delivery import event_sender  # imports Prefect
+
+    async with event_sender(server) as events:
+        yield Webhooks(hooks, events)
 
 
 def _how_people_prove(sign_in: "SignIn | None") -> str:

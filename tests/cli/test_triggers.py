@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -83,7 +84,9 @@ def wait_for_automations() -> None:
         probe_id = client.create_automation(probe)
         fired = {"event": {"name": ["prefect.automation.triggered"]}, "resource": {"id": [f"prefect.automation.{probe_id}"]}}
         while not client.request("POST", "/events/filter", json={"filter": fired}).json()["total"]:
-            emit_event(name, resource={"prefect.resource.id": name})
+            now = datetime.now(UTC).isoformat()
+            event = {"id": str(uuid4()), "occurred": now, "event": name, "resource": {"prefect.resource.id": name}}
+            client.request("POST", "/events", json=[event])  # not `emit_event`, which keeps the first server of the process
         client.delete_automation(probe_id)
 
 

@@ -214,7 +214,7 @@ async def test_the_account_of_the_desk_is_nobody_who_uses_it(world: World) -> No
 
 
 async def test_hostile_texts_are_shown_as_texts(world: World, desk: Desk) -> None:
-    hostile = "<script>alert(1)</script> [x](javascript:alert(1)) ![p](http://evil.example/p) <http://evil.example> \u202e\"'{{ 7*7 }}"
+    hostile = "<script>alert(1)</script> [x](javascript:alert(1)) ![p](http://evil.example/p) <http://evil.example> \u202e\"'{{ 1237*7 }}"
     plan = ExecutionPlan(name=hostile, description=hostile)
     plan.add_step("look", hostile, {"target": hostile}, id="look")
     _, gate = await world.detached(plan)
@@ -223,7 +223,7 @@ async def test_hostile_texts_are_shown_as_texts(world: World, desk: Desk) -> Non
     await ana.answer(gate, "request_changes", note=hostile.replace("\u202e", ""))
     for path in ("/", f"/gates/{gate.id}", "/runs", f"/runs/{gate.run_id}"):
         text = (await ana.get(path)).text
-        for wrong in ("<script", "<b>ana", "<img", 'href="javascript', 'href="http', "\u202e", " 49"):
+        for wrong in ("<script", "<b>ana", "<img", 'href="javascript', 'href="http', "\u202e", "8659"):
             assert wrong not in text, path
 
 

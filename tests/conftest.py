@@ -160,6 +160,10 @@ LINES = (
 share a server, because a server on SQLite cannot serve more."""
 
 
+LONG = ("tests/tools/test_ssh.py", "tests/desk/", "tests/agentdojo/", "tests/faults/", "tests/cli/test_examples.py", "tests/rehearsal/")
+"""Files that take long. They run before the others."""
+
+
 def line_of(nodeid: str) -> tuple[int, str]:
     """Return the group of the test `nodeid`, whose tests share a process: its line of LINES, or its file."""
     file = nodeid.partition("::")[0]
@@ -168,8 +172,8 @@ def line_of(nodeid: str) -> tuple[int, str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files in LINES first. If one started last, all other processes would wait for it."""
-    items.sort(key=lambda item: line_of(item.nodeid)[0])
+    """Run the files in LINES first, then those in LONG. If one started last, all other processes would wait for it."""
+    items.sort(key=lambda item: (line_of(item.nodeid)[0], not item.nodeid.startswith(LONG)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,7 +10,7 @@ from plan_adapter.gates.approval import refusal, requires_approval, why_nobody_m
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.quorum import progress_line
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import ANSWERED, Approval, Decision, Gate, StandingApproval
+from plan_adapter.model.approvals import ANSWERED, Approval, Decision, Delegation, Gate, StandingApproval
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import call_name, duration, listed, moment, one_line, prose
 from plan_adapter.model.record import PlanRun
@@ -99,13 +99,18 @@ class ApprovalState:
         return ["", "## Approvals", "", *lines] if lines else []
 
     def events(self) -> list[str]:
-        """Return the answers and the versions that were replaced, oldest first, as Markdown."""
+        """Return the answers, who let others answer, and the versions that were replaced, oldest first, as Markdown."""
         events = [(row.at, _version_line(row)) for row in self.replaced]
         events += [
             (row.at, _answer_line(row, self.standing_approvals, self.labels))
             for row in self.answers
             if row.known_by != "not_required" or row.step_id
         ]
+        for gate in self.all_gates:
+            events += [(row.at, _delegation_line(row, gate)) for row in gate.gate_policy.delegations]
+            given = () if gate.end == "answered" else gate.agreements  # otherwise the answer names them
+            approvals = [replace(row.as_approval, step_id=gate.step_id, item=gate.item) for row in given]
+            events += [(row.at, _answer_line(row, self.standing_approvals, self.labels)) for row in approvals]
         return [text for _, text in sorted(events, key=lambda pair: pair[0])]
 
     def hint(self) -> str | None:
@@ -278,6 +283,14 @@ def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labe
             when=moment(given.at),
         )
     return tr("{answered}; used at {when}", answered=by, when=used) + note
+
+
+def _delegation_line(row: Delegation, gate: Gate) -> str:
+    by, to, when = f"{prose(row.by)} ({row.known_by})", prose(row.to), moment(row.at)
+    if gate.step_id is None:
+        return tr("{by} let {to} answer instead at {when}", by=by, to=to, when=when) + _note_suffix(row.note)
+    step = prose(gate_place(gate))
+    return tr("{by} let {to} answer at step {step} instead at {when}", by=by, to=to, step=step, when=when) + _note_suffix(row.note)
 
 
 def answered_in_words(decision: Decision, *, is_question: bool = False) -> str:

@@ -42,6 +42,7 @@ def test_the_first_of_two_approvals_says_what_is_missing_and_the_second_one_runs
     (gate,) = plan("gates", "--json").lines
     assert (gate["quorum"], [given["by"] for given in gate["approved_by"]], gate["end"]) == (2, [ME], None)
     assert f"; {MISSING} ({ME} approved at " in plan("show", run_id, "--all").out
+    assert f"- approved by {ME} (os_user) at " in plan("show", run_id, "--all").out
     waits = resumed(plan, run_id)
     assert (waits.code, waits.run["status"]) == (6, "pending_approval")
     approve_as("ben")

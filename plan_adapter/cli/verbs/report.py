@@ -54,7 +54,7 @@ async def report(
 
 
 async def report_of(found: ShownRun, store: "PlanStore") -> RunReport:
-    """Return what the report of a run shows."""
+    """Return the content of the report of a run."""
     run, state = found.state.run, found.state
     verification = await store.verify(run.id)
     rows = timeline_of(run, found.attempts, found.receipts, state.all_gates, state.now)

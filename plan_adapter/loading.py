@@ -102,7 +102,6 @@ def _read(source: PlanSource) -> "tuple[ExecutionPlan, list[UnpinnedStep]]":
         raise InvalidPlanError(problems)
     file = plan._file  # pyright: ignore[reportPrivateUsage]  # the path of the document, set by its reader
     keep_history(plan, source="a document" if file is None else Path(file).name)
-    pin_hosts(plan)
     return plan, pin_files(plan)
 
 
@@ -126,17 +125,19 @@ class UnpinnedStep:
     at: str  # the path of its `plan` in the innermost of these plans
 
 
-def pin_hosts(plan: ExecutionPlan) -> None:
+def _pin_hosts(plan: ExecutionPlan) -> None:
     """Read the inventory that `plan` names, relative to the file of its document. Its problems become those of the document."""
     if not isinstance(plan.hosts, str):
         return
     file = plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
-    plan.hosts, problems = documents.read_inventory(Path(file or "plan").resolve().parent / plan.hosts)
-    plan._problems = (*plan._problems, *problems)  # pyright: ignore[reportPrivateUsage]  # as the reader does
+    name = plan.hosts
+    plan.hosts, problems = documents.read_inventory(Path(file or "plan").resolve().parent / name)
+    found = [problem if problem.line is not None else replace(problem, message=f"`{name}`: {problem.message}") for problem in problems]
+    plan._problems = (*plan._problems, *found)  # pyright: ignore[reportPrivateUsage]  # as the reader does
 
 
 def pin_files(plan: ExecutionPlan, *, read: PlanReader = documents.read_file) -> list[UnpinnedStep]:
-    """Load the plan files that steps of `plan` run, at any depth. Return the steps that run stored plans.
+    """Load the inventory of `plan` and the plan files that its steps run, at any depth. Return the steps that run stored plans.
 
     Paths are relative to the file of the document, or to the working directory for a text without one. A copy under `pinned` is used only
     if the named file does not exist, because the two might differ. A file that `read` cannot load becomes a problem of the document that
@@ -151,6 +152,7 @@ def pin_files(plan: ExecutionPlan, *, read: PlanReader = documents.read_file) ->
 
 def _pin_files(outer_plans: "tuple[ExecutionPlan, ...]", paths: tuple[Path, ...], read: PlanReader) -> list[UnpinnedStep]:
     plan, found = outer_plans[-1], list[UnpinnedStep]()
+    _pin_hosts(plan)
     for index, step in enumerate(plan.steps):
         if step.plan is None:
             continue
@@ -173,7 +175,6 @@ def _pin_files(outer_plans: "tuple[ExecutionPlan, ...]", paths: tuple[Path, ...]
                     _add_sub_plan_problem(plan, at, f"`{step.plan}`: {problem.message}", problem.hint)
             else:
                 step.pinned = inner
-                pin_hosts(inner)
                 found += _pin_files((*outer_plans, inner), (*paths, path), read)
     return found
 

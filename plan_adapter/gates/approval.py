@@ -329,9 +329,9 @@ def refusal(gate_policy: GatePolicy, identity: "Identity", *, decision: Decision
     by, known_by = identity.by, identity.known_by
     if gate_policy.approvers is not None and by not in gate_policy.approvers:
         who = ", ".join(gate_policy.approvers)
-        return f"{one_line(by)} may not answer here; " + (
-            f"only {who} may" if who else f"nobody may: {_exclusion_reason(gate_policy.excluded_by)}"
-        )
+        to = next((each.to for each in reversed(gate_policy.delegations) if each.by == by), None)
+        why = "may not answer here" if to is None else f"let {one_line(to)} answer instead"
+        return f"{one_line(by)} {why}; " + (f"only {who} may" if who else f"nobody may: {_exclusion_reason(gate_policy.excluded_by)}")
     if gate_policy.known_by is not None and known_by not in gate_policy.known_by:
         proofs = " or ".join(gate_policy.known_by) or f"a proof that nobody can give: {_exclusion_reason(gate_policy.excluded_by)}"
         return f"{one_line(by)} is identified only by {known_by}; an answer here needs {proofs}"
@@ -368,8 +368,9 @@ def why_not_delegated(
         return f"{one_line(to)} is a group: name one person"
     if person_of(to) == person_of(by):
         return f"{one_line(by)} may answer already: name another person"
-    if person_of(by) in {person_of(agreement.by) for agreement in agreements}:
-        return f"{one_line(by)} has already approved"
+    for name in (by, to):
+        if person_of(name) in {person_of(agreement.by) for agreement in agreements}:
+            return f"{one_line(name)} has already approved"
     if (excluded_as := gate_policy.may_not_approve.get(to)) is not None:
         return f"{one_line(to)} {_EXCLUDED_AS[excluded_as]} and may not approve it: name another person"
     if policy.approvers is not None and to not in policy.approvers:

@@ -53,8 +53,9 @@ async def refuse_missing_secrets(validated: ValidatedPlan, settings: Settings, c
         other = "" if creators else ", or write its name under `creates_secrets` of the step that creates it"
         hint = f"store it in one of these places{other}; `plan doctor PLAN` checks again"
         named_by = [given for given, named in validated.named_secrets.get("", {}).items() if named == name]
-        for given in named_by:
-            findings.add("missing-secret", join("inputs", given), problem + done, f"give another name (--input {given}=…), or {hint}")
+        for given in named_by:  # without the name, which may be the value that somebody gave instead
+            places = f"give another name (--input {given}=…), or store it{other}; `plan guide secrets` lists the places"
+            findings.add("missing-secret", join("inputs", given), f"there is no secret with the given name{done}", places)
         for at in () if named_by else uses[name]:
             findings.add("missing-secret", at, problem + done, hint)
     if problems := findings.sorted(validated.plan):

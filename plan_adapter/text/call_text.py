@@ -51,7 +51,16 @@ from plan_adapter.text.gate_text import (
 )
 from plan_adapter.text.listing import field_line, group_facts, label_of, labelled_facts, list_names
 from plan_adapter.text.plan_text import LIMIT_BYTES, MOST_COUNTED, last_line, order_section, size_of, steps_list
-from plan_adapter.text.preview import Predictions, RollbackPreview, facts_of, preview_inside, preview_rollback, worst_case_call_ms
+from plan_adapter.text.preview import (
+    Predictions,
+    RollbackPreview,
+    facts_of,
+    hosts_facts,
+    item_names_of,
+    preview_inside,
+    preview_rollback,
+    worst_case_call_ms,
+)
 from plan_adapter.text.run_facts import short_result
 from plan_adapter.validation import BoundPlan
 
@@ -318,7 +327,7 @@ def _outer_gate_text(
     first += [*calls, " ".join([*before, last_line(preview, gates, counts), asks]), ""]
     items, on_error = parameters.get("items"), validated.plan.on_error_of(outer)
     count = len(items) if isinstance(items, list) else None
-    about = group_facts(outer, count, validated.plan.items_at_once(outer), on_error)
+    about = [*group_facts(outer, count, validated.plan.items_at_once(outer), on_error), *hosts_facts(outer, item_names_of(items))]
     facts = [*_labelled_lines(outer), *(f"- {fact}" for fact in about)]
     rest = [f"### {tr('Steps')}", "", *([*facts, ""] if facts else [])]
     after = [

@@ -113,7 +113,7 @@ def steps_list(preview: Preview, gates: frozenset[str], mask: ValueMask, *, limi
 def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: bool, depth: int) -> _StepLines:
     step, blocks = preview.step, list[str]()
     called = [tr("plan {plan}", plan=code(step.called))] if step.plan else [code(step.called)] if step.goal is None else []
-    parts = [*(group_facts(step, preview.items, preview.at_once, preview.on_error) or called), *preview.facts]
+    parts = [*(group_facts(step, preview.items, preview.at_once, preview.on_error) or called), *preview.facts, *preview.hosts_facts]
     if step.pinned is not None:
         parts += [tr("digest {digest}", digest=code(plan_digest(step.pinned)[:12]))]
     labelled = [(label_of(name), text) for name, text in labelled_facts(step).items()]

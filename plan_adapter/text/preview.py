@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -14,7 +14,18 @@ from plan_adapter.model.inventory import ON
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import EFFECTS, Effect, ErrorPolicy, ExecutionOptions
 from plan_adapter.model.plan import ExecutionPlan, Permissions, Step
-from plan_adapter.model.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
+from plan_adapter.model.readable import (
+    MAX_NAME_CHARACTERS,
+    as_text,
+    code,
+    cut,
+    duration,
+    one_line,
+    prose,
+    redacted,
+    without_passwords,
+    words,
+)
 from plan_adapter.text.listing import (
     attempt_limits_text,
     goal_facts,
@@ -56,7 +67,12 @@ class StepPreview:
     at_once: int = 1  # how many items of a group are in progress at once
     on_error: ErrorPolicy = "stop"
     facts: tuple[str, ...] = ()  # what a model may do for its goal, or what the plan that it runs may do, as text
-    item_names: tuple[str, ...] = ()  # of the first items, secrets masked; empty if the inputs do not determine them
+    item_names: tuple[str, ...] = ()  # secrets masked; empty if the inputs do not determine the items, or of a very long list
+
+    @property
+    def hosts_facts(self) -> list[str]:
+        """The fact that names the hosts that the step works on, if its list is one of hosts."""
+        return hosts_facts(self.step, self.item_names)
 
     @property
     def is_repeated(self) -> bool:
@@ -319,7 +335,7 @@ def _preview_step(
         rollback=preview_rollback(step.id, validated, prediction),
         is_finally_step=step.id in validated.finally_order,
         facts=facts_of(step, validated),
-        item_names=_item_names(values),
+        item_names=item_names_of(values),
     )
 
 
@@ -346,14 +362,22 @@ def _item_count(value: JsonValue) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-MAX_ITEM_NAMES = 20
+MAX_ITEM_NAMES = 1000
 """How many items a preview names."""
 
 
-def _item_names(values: JsonValue) -> tuple[str, ...]:
-    """Return how people know the first items of a list: by their text, or by their `name` or `id`. Empty if one has neither."""
-    names = [_item_name(value) for value in values[:MAX_ITEM_NAMES]] if isinstance(values, list) else []
-    return tuple(names) if all(names) and isinstance(values, list) and len(values) <= MAX_ITEM_NAMES else ()
+def hosts_facts(step: Step, names: Sequence[str]) -> list[str]:
+    """Return the fact that names the hosts that `step` works on, if its list is one of hosts."""
+    has_hosts = bool(names) and step.for_each is not None and "hosts(" in step.for_each
+    return [tr("on {hosts}", hosts=", ".join(map(words, names)))] if has_hosts else []
+
+
+def item_names_of(values: JsonValue) -> tuple[str, ...]:
+    """Return how people know the items of a list: by their text, `name` or `id`. Empty if one has neither, or for a long list."""
+    if not isinstance(values, list) or len(values) > MAX_ITEM_NAMES:
+        return ()
+    names = tuple(map(_item_name, values))
+    return names if all(names) else ()
 
 
 def _item_name(value: JsonValue) -> str:
@@ -486,6 +510,6 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         gate=preview.gate,
         rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
         is_finally_step=preview.is_finally_step,
-        facts=preview.facts,
+        facts=[*preview.facts, *preview.hosts_facts],
     )
     return [head, *([] if preview.depends_on or preview.is_finally_step else [f"   - {tr('waits for no other step')}"]), *lines]

@@ -24,7 +24,7 @@ def test_an_approver_names_who_answers_instead(plan: Plan) -> None:
     assert [(each["by"], each["to"]) for each in gate["delegated"]] == [(ME, "小明")]
     assert f"- {ME} (os_user) let 小明 answer instead at " in plan("show", run_id, "--all").out
     refused = plan("approve", run_id, "--digest", digest)
-    assert (refused.code, f"{ME} may not answer here; only ben, 小明 may" in refused.err) == (10, True)
+    assert (refused.code, f"{ME} let 小明 answer instead; only ben, 小明 may" in refused.err) == (10, True)
     assert resumed(plan, run_id).code == 6
     assert plan("verify", run_id).code == 0
     entries = [json.loads(line) for line in plan("export", run_id).out.splitlines() if '"delegated"' in line]

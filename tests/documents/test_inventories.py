@@ -143,4 +143,4 @@ def test_a_missing_inventory_is_one_clear_problem(tmp_path: Path) -> None:
     with pytest.raises(InvalidPlanError) as error:
         load_plan(tmp_path / "plan.yaml")
     (problem,) = error.value.problems
-    assert (problem.at, problem.message, problem.file) == ("hosts", "the file does not exist", str(tmp_path / "no.yaml"))
+    assert (problem.at, problem.message, problem.file) == ("hosts", "`no.yaml`: the file does not exist", str(tmp_path / "no.yaml"))

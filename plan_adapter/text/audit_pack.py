@@ -6,7 +6,7 @@ It is always in English: an auditor compares packs of different periods and mach
 import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
 from io import StringIO
@@ -277,8 +277,18 @@ def _steps(record: ChangeRecord) -> str:
 
 
 def approval_texts(record: ChangeRecord) -> list[str]:
-    """Return a line for each answer at a gate of the run: decision, person, proof of identity, time, digest and note."""
-    return [_approval_text(given) for given in record.approvals]
+    """Return a line for each answer at a gate of the run: decision, person, proof of identity, time, digest and note.
+
+    Of several approvals at a gate, each has its own line.
+    """
+    return [
+        _approval_text(one)
+        for given in record.approvals
+        for one in (
+            *(replace(row.as_approval, step_id=given.step_id, item=given.item, used_at=given.used_at) for row in given.agreements),
+            replace(given, agreements=()),
+        )
+    ]
 
 
 def _approval_text(given: Approval) -> str:

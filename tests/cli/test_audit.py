@@ -22,6 +22,7 @@ from tests.cli.conftest import CommandResult, Plan, digest_of
 from tests.cli.gated import resumed, signer, waiting
 from tests.cli.some_tools import greet
 from tests.cli.test_questions import asking
+from tests.cli.test_quorum import TWO, approve_as
 from tests.cli.test_report import ALLOWED, Elements
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_standing_approvals import BY_INPUT, STANDING
@@ -106,6 +107,18 @@ def test_an_approval_by_another_person_than_requester_and_author(plan: Plan) -> 
     assert (row["record"], row["record_digest"]) == ("intact", verified["digest"])
     for name in ("requested_at", "began_at", "ended_at"):
         assert datetime.fromisoformat(row[name]).tzinfo == UTC
+
+
+def test_each_of_several_approvals_has_its_own_line(plan: Plan) -> None:
+    run_id = waiting(plan, approval=TWO)
+    plan("approve", run_id, "--digest", digest_of(plan, run_id), "--note", "图已看过")
+    approve_as("ben")
+    assert resumed(plan, run_id).code == 0
+    first, second = only(plan)["approvals"].split("; ")
+    assert first.startswith(f"plan: approved by {ME} (os_user) at 20")
+    assert first.endswith(", note: 图已看过")
+    assert second.startswith("plan: approved by ben (os_user) at 20")
+    assert "note" not in second
 
 
 @pytest.mark.usefixtures("signer")

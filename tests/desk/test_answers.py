@@ -115,7 +115,9 @@ async def test_who_started_the_run_may_reject_but_not_approve_it(world: World, d
 async def test_two_people_approve_and_the_page_counts_them(world: World, desk: Desk) -> None:
     _, gate = await world.detached(world.plan(policy=PEOPLE.model_copy(update={"quorum": 2})))
     ana, bo = desk.person("ana@example.org"), desk.person("bo@example.org")
-    assert "0 of 2 approvals" in said(await ana.get(f"/gates/{gate.id}"))
+    page = said(await ana.get(f"/gates/{gate.id}"))
+    assert "0 of 2 approvals" in page
+    assert "it is recorded, and the gate waits for 1 more approval" in page
     await ana.answer(gate, "approve")
     assert "Recorded: 1 of 2 approvals; the gate waits for bo@example.org" in said(await ana.get(f"/gates/{gate.id}"))
     again = await ana.answer(gate, "approve")

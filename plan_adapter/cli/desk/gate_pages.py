@@ -191,7 +191,7 @@ def shown_gate(gate: Gate, gate_policy: GatePolicy, run: PlanRun, identity: Iden
         "progress": progress_line(gate_policy, gate.agreements) if gate_policy.quorum > 1 else "",
         "choices": choices,
         "labels": LABELS,
-        "effects": _effects(gate, run),
+        "effects": _effects(asked, run),
         "to_sign": _texts_to_sign(gate) if choices.takes_signature else {},
         "namespace": NAMESPACE,
     }
@@ -201,7 +201,9 @@ def _effects(gate: Gate, run: PlanRun) -> dict[str, str]:
     """Return the effect of each answer at a gate, by answer."""
     if gate.kind == "outcome":
         return {**resolutions_in_words(is_rollback=gate.call_kind == "rollback")}
-    approve = what_happens_next(gate, run, "approve")
+    approve, missing = what_happens_next(gate, run, "approve"), gate.gate_policy.quorum - len(gate.agreements) - 1
+    if missing > 0:
+        approve = f"it is recorded, and the gate waits for {missing} more {'approval' if missing == 1 else 'approvals'}"
     return {
         "approve": approve,
         "answer": approve,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import ExecutionPlan, approve
+from plan_adapter import ExecutionPlan, PlanStore, approve
 from plan_adapter.cli.asking import YesApprover
 from plan_adapter.errors import ApprovalRequiredError, NotApprovedError, RunConflictError
 from plan_adapter.execution.history import ResumeOptions
@@ -37,6 +37,7 @@ from plan_adapter.store.proof.signed import signed_statements
 from tests.gates.questions import plan_with_question
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
+from tests.gates.unknown_outcome import UnknownOutcomeWorld
 from tests.gates.world import FixedApprover, FormAnswers, World, another
 from tests.store.conftest import on_both_databases
 
@@ -209,10 +210,20 @@ async def test_a_killed_run_keeps_what_was_given(world: World) -> None:
 async def test_each_gate_of_a_step_needs_the_quorum(world: World) -> None:
     task = world.start(a_plan(world, gated=True))
     gate = await world.gate(step="strike")
+    assert "**Needs 2 approvals by different people.**" in (await world.store.gates.get(gate.id)).text
     await world.answer(gate, by="ana")
     assert world.struck == []
     await world.answer(gate, by="ben")
     assert ((await task).status, world.struck) == (PlanStatus.COMPLETED, ["a"])
+
+
+async def test_one_person_says_how_an_outcome_ended(store_url: str) -> None:
+    async with PlanStore(store_url) as store:
+        world = UnknownOutcomeWorld(store, store_url)
+        world.start_with_form(FormAnswers(()), world.plan(policy=ApprovalPolicy(approvers=PEOPLE, quorum=2)))
+        gate = await world.gate()
+        assert (gate.kind, gate.gate_policy) == ("outcome", GatePolicy(approvers=tuple(PEOPLE), requested_by="runner"))
+        await world.close()
 
 
 async def test_each_item_needs_the_quorum(world: World) -> None:

@@ -202,9 +202,14 @@ class ValueMask:
         return result
 
     def redact_parameters(self, tool_name: str, parameters: Mapping[str, JsonValue]) -> list[tuple[str, JsonValue]]:
-        """Return the parameters of a call of this tool with their names, masked for display."""
+        """Return the parameters of a call of this tool with their names, masked for display.
+
+        They are in the order of the tool, because a stored plan has them in alphabetical order.
+        """
         schema = self.schemas.get(tool_name)
-        return [(name, self.redact(name, value, schema)) for name, value in parameters.items()]
+        declared = [] if schema is None else [*cast("dict[str, JsonValue]", schema.get("properties") or {})]
+        ordered = [name for name in declared if name in parameters] + [name for name in parameters if name not in declared]
+        return [(name, self.redact(name, parameters[name], schema)) for name in ordered]
 
 
 def columns_of(text: str) -> int:

@@ -15,8 +15,10 @@ from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.options import ApprovalPolicy, Effect
 from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.text.call_text import step_gate_text
-from plan_adapter.text.gate_text import HEIGHT, NO_CONTEXT, GateContext, height_of, split_text, without_picture
+from plan_adapter.text.gate_text import HEIGHT, NO_CONTEXT, GateContext, ValueMask, height_of, split_text, without_picture
 from plan_adapter.text.plan_text import plan_gate_text
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import bind_inputs, validate
 from tests.gates.plans import HOSTILE, big_plan, bound, hostile_plan, restart_plan
 
 TEXTS = Path(__file__).parent / "texts"
@@ -338,3 +340,14 @@ def test_a_terminal_does_not_show_the_source_of_the_picture() -> None:
     assert "- **4. restart**: 重启服务 · **write** · **asks again** · " in shown
     assert "### Digests\n" in shown
     assert without_picture(step_text("x")) == step_text("x")
+
+
+def test_parameters_are_shown_in_the_order_of_the_tool() -> None:
+    """A stored plan has them in alphabetical order, which would put an environment before the script."""
+    step = Step(id="go", tool_name="ssh", parameters={"env": {"A": "b"}, "host": "web-1", "script": "reboot", "user": "root"})
+    plan = ExecutionPlan(description="d", steps=[step])
+    with_inputs = bind_inputs(validate(plan, ToolRegistry.with_builtins()))
+    shown = ValueMask.of(with_inputs).redact_parameters("ssh", step.parameters)
+    assert [name for name, _ in shown][:2] == ["host", "script"]
+    assert {name for name, _ in shown} == {*step.parameters}
+    assert ValueMask.of(with_inputs).redact_parameters("unknown", {"b": 1, "a": 2}) == [("b", 1), ("a", 2)]

@@ -140,20 +140,12 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
         if why is not None:
             raise await _record_refusal(run.id, digest_required_message(why, gate, command), options, gate, store)
     closed = await _submit_answer(options, gate, request, GateAnswers(store, settings))
-    given = await store.gates.answer_to(gate.id)
+    given = None if closed.end is None else await store.gates.answer_to(gate.id)
     approval = closed.agreements[-1].as_approval if given is None else given
-    if options.decision == "reject" and gate.step_id is None and gate.attended is False:
-        await show_end_in_prefect(run.id, store, settings)
-    next_text = what_happens_next(gate, run, approval_decision(options))
     if closed.end is None:
         next_text = tr("recorded: {progress}", progress=progress_in_words(request.gate_policy, closed.agreements))
-    elif (
-        options.decision != "request_changes"
-        and gate.gate_policy.release
-        and not await wake_released_run(closed, approval, settings)
-        and gate.is_released
-    ):
-        next_text = STAYS_RELEASED
+    else:
+        next_text = await take_effect(gate, run, closed, approval, store, settings)
     print_answer(closed, approval, next_text, as_json=as_json)
     return ExitCode.DONE
 
@@ -509,6 +501,19 @@ def answer_with_proof(options: AnswerOptions, request: ApprovalRequest, settings
     if not options.sign:
         return answer
     return replace(answer, signature=sign(text_to_sign(answer, request), key=default_key(settings)))
+
+
+async def take_effect(gate: Gate, run: PlanRun, closed: Gate, answer: Approval, store: "PlanStore", settings: Settings) -> str:
+    """Show in Prefect that a gate was answered, wake a run that released its worker, and return what happens next.
+
+    `run` and `gate` are as they were before the answer, and `closed` is the gate as it is now.
+    """
+    if answer.decision == "reject" and gate.step_id is None and gate.attended is False:
+        await show_end_in_prefect(run.id, store, settings)
+    is_woken = answer.decision != "request_changes" and gate.gate_policy.release
+    if is_woken and not await wake_released_run(closed, answer, settings) and gate.is_released:
+        return STAYS_RELEASED
+    return what_happens_next(gate, run, answer.decision)
 
 
 async def wake_released_run(gate: Gate, approval: Approval, settings: Settings) -> bool:

@@ -45,16 +45,14 @@ async def read_starters(client: PrefectClient) -> list[Starter]:
         if not page:
             break
         found += page
-    return [_starter_of(automation) for automation in found if automation["enabled"] and _is_starter(automation)]
+    return [starter for automation in found if automation["enabled"] and (starter := _starter_of(automation)) is not None]
 
 
-def _is_starter(automation: dict[str, Any]) -> bool:
-    number = automation["name"].rpartition(" trigger ")[2].partition(":")[0]
-    return number.isdigit() and [action["type"] for action in automation["actions"]] == ["run-deployment"]
-
-
-def _starter_of(automation: dict[str, Any]) -> Starter:
+def _starter_of(automation: dict[str, Any]) -> Starter | None:
+    """Return the starter that an automation is, or None for one with another action, or that people made."""
     trigger, number = automation["trigger"], automation["name"].rpartition(" trigger ")[2].partition(":")[0]
+    if not number.isdigit() or [action["type"] for action in automation["actions"]] != ["run-deployment"]:
+        return None
     return Starter(
         automation["id"],
         automation["actions"][0]["deployment_id"],

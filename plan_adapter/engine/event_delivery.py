@@ -75,7 +75,7 @@ async def event_sender(server: Server) -> AsyncGenerator["EventSender"]:
 
 @dataclass(slots=True)
 class _Expected:
-    """A start that has not been seen yet: of which event, and who waits for it."""
+    """A start that has not been seen yet, with its event and those who wait for it."""
 
     starter: Starter
     event: Mapping[str, Any]
@@ -231,7 +231,7 @@ class EventSender:
         return True
 
     async def _request(self, path: str, body: object) -> Any:
-        """Return what the server answers. A request is not sent again here: the sender of the webhook does that."""
+        """Send a request, and return the answer of the server. A request is not sent again here: the sender of the webhook does that."""
         with override_settings({"client.max_retries": 0}):
             response = await self._client.request("POST", cast("Any", path), json=body)
         return response.json() if response.content else None

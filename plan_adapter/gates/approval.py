@@ -216,7 +216,7 @@ def _escalates_to(
     step_id: str | None,
     approvers: tuple[str, ...] | None,
 ) -> tuple[str, ...]:
-    """Return who may answer besides `approvers` once the gate has escalated, or, if anyone may answer, who is to be told."""
+    """Return the people who may answer besides `approvers` once the gate has escalated. If anyone may answer, they are only told."""
     escalation = plan.escalation_at(step_id)
     if escalation is None:
         return ()

@@ -165,19 +165,7 @@ class Gates(StorePart):
         row = connection.execute(select(gates).where(same, _is_open(), _is_in_time()).with_for_update()).mappings().first()
         if row is None:
             raise _refusal_of(connection, self.tenant_id, delegation.gate_id, delegation.approval_digest)
-        given = {
-            **context_columns(context_of(row)),
-            **delegation_row(delegation),
-            "at": now_of(connection),
-            "run_id": row["run_id"],
-            "step_id": row["step_id"] or None,
-            "item": row["item"],
-        }
-        connection.execute(insert(answers).values(given))
-        stored = connection.execute(select(answers).where(answers.c.id == delegation.id)).mappings().one()
-        audit.append(connection, row["run_id"], [entries.of_approval(json_row(answers, stored))])
-        signal(connection)
-        return _gate_of(connection, row)
+        return _record_given(connection, row, delegation_row(delegation))
 
     @reads
     def answer_to(self, connection: Connection, gate_id: str) -> Approval | None:
@@ -263,18 +251,23 @@ def _agree(
         return NotApprovedError(reason)
     if len(counted) + 1 >= now.quorum:
         return None
-    given = {
-        **context_columns(context_of(row)),
-        **agreement_row(approval, gate.id),
+    return _record_given(connection, row, agreement_row(approval, gate.id))
+
+
+def _record_given(connection: Connection, gate: Row, given: dict[str, Any]) -> Gate:
+    """Record what a person gave at the gate of a row without closing it, and return the gate. `given` has no context columns."""
+    stored = {
+        **context_columns(context_of(gate)),
+        **given,
         "at": now_of(connection),
-        "run_id": gate.run_id,
-        "step_id": gate.step_id,
-        "item": row["item"],
+        "run_id": gate["run_id"],
+        "step_id": gate["step_id"] or None,
+        "item": gate["item"],
     }
-    connection.execute(insert(answers).values(given))
-    audit.append(connection, gate.run_id, [entries.of_approval(json_row(answers, given))])
+    connection.execute(insert(answers).values(stored))
+    audit.append(connection, gate["run_id"], [entries.of_approval(json_row(answers, stored))])
     signal(connection)
-    return _gate_of(connection, row)
+    return _gate_of(connection, gate)
 
 
 def open_outcome_gates(connection: Connection, run_id: str) -> dict[str, str]:
@@ -336,7 +329,7 @@ def _gate_of(connection: Connection, row: Row) -> Gate:
 
 
 def _given_at(connection: Connection, rows: Sequence[Row]) -> dict[str, _Given]:
-    """Return what was given at the gates of `rows`, by gate.
+    """Return the agreements and delegations at the gates of `rows`, by gate.
 
     A gate that opened for one approval may have agreements, too: a policy may ask for more while it waits.
     """

@@ -143,7 +143,7 @@ def versions_of(connection: Connection, tenant: str | None, name: str) -> list[P
 
 
 def authors_of(connection: Connection, tenant: str | None, digest: str) -> list[str]:
-    """Return who saved a plan with this digest, the first one first."""
+    """Return the people who saved a plan with this digest, the first one first."""
     query = select(versions.c.author).where(versions.c.digest == digest).order_by(versions.c.created_at, versions.c.version)
     return [*dict.fromkeys(connection.scalars(seen_by(tenant, query, versions)))]
 

@@ -202,7 +202,7 @@ class PlanStore(StorePart):
         return await self._database.read(lambda connection: plans.versions_of(connection, self.tenant_id, name))
 
     async def authors(self, digest: str) -> list[str]:
-        """Return who saved a plan with this digest, under any name, the first one first."""
+        """Return the people who saved a plan with this digest under any name, the first one first."""
         return await self._database.read(lambda connection: plans.authors_of(connection, self.tenant_id, digest))
 
     async def versions_problem(self) -> str | None:

@@ -140,7 +140,7 @@ def read_values(
     for name, definition in inputs.items():
         at = join(f"{what}s", name)
         if name in given and not (given[name] is None and definition.variable is not None):  # a form gives null for an empty field
-            # What is no name of a secret may be its value.
+            # A text that cannot be the name of a secret may be its value.
             is_shown = definition.type != "secret" and not is_secret_name(name)
             is_shown = is_shown and (what == "input" or _NUMBER.fullmatch(str(given[name])) is not None)
             value, found = _read_value(given[name], definition, at, from_text=from_text, is_shown=is_shown)

@@ -49,7 +49,7 @@ class ModelGate:
 
 
 def person(name: str) -> str:
-    """Return who the name is."""
+    """Return the person behind a name."""
     return APPROVERS.get(name, name)
 
 

@@ -182,7 +182,7 @@ def an_answer(gate: Gate, **fields: Any) -> Approval:
 
 
 def a_delegation(gate: Gate, *, by: str = "安娜", to: str = "bo", **fields: Any) -> Delegation:
-    """Return what 安娜 says who lets bo answer at `gate`."""
+    """Return the delegation by which 安娜 lets bo answer at `gate`."""
     content: dict[str, Any] = {"gate_id": gate.id, "approval_digest": gate.approval_digest}
     known: dict[str, Any] = {"id": new_id(), "known_by": "totp", "at": datetime.now(UTC), "note": "休假"}
     return Delegation(by=by, to=to, **content | known | fields)

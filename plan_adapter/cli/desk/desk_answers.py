@@ -1,12 +1,11 @@
 """`record_answer`: record an answer of a person who signed in, whether they gave it on a page or in a chat."""
 
-from plan_adapter.cli.answering import STAYS_RELEASED, wake_released_run, what_happens_next, why_cancelled
-from plan_adapter.cli.servers import show_end_in_prefect
+from plan_adapter.cli.answering import take_effect, why_cancelled
 from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.identity import Identity
 from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import DELEGATE, Answer, Decision, Gate
+from plan_adapter.model.approvals import DELEGATE, Answer, Gate
 from plan_adapter.model.errors import RunConflictError
 from plan_adapter.runs.answers import GateAnswers
 from plan_adapter.store.store import PlanStore
@@ -27,11 +26,6 @@ async def record_answer(answer: Answer, gate: Gate, identity: Identity | None, s
     if closed.end is None:
         policy = await answers.policy_of(request_of(closed))
         return f"Recorded: {progress_in_words(policy, closed.agreements)}."
-    decision: Decision = answer.decision if answer.decision in ("reject", "request_changes") else "approve"
-    if decision == "reject" and gate.step_id is None and gate.attended is False:
-        await show_end_in_prefect(run.id, store, settings)
-    next_text, approval = what_happens_next(gate, run, decision), await store.gates.answer_to(gate.id)
-    if decision != "request_changes" and gate.gate_policy.release and approval is not None:
-        is_awake = await wake_released_run(closed, approval, settings)
-        next_text = next_text if is_awake or not gate.is_released else STAYS_RELEASED
-    return f"Recorded. Next: {next_text}."
+    approval = await store.gates.answer_to(gate.id)
+    assert approval is not None, "it closed the gate"
+    return f"Recorded. Next: {await take_effect(gate, run, closed, approval, store, settings)}."

@@ -114,7 +114,7 @@ def shown_of(gate: Gate) -> str:
 
 
 async def notice_of(gate: Gate, store: PlanStore, settings: Settings, *, address: str) -> Notice:
-    """Return what a message says about `gate` now. `address` is that of the desk."""
+    """Return the content of a message about `gate` now. `address` is that of the desk."""
     answers = GateAnswers(store, settings)
     gate_policy = await answers.policy_of(request_of(gate))
     closing = () if gate.closed_at is None else await _closing(gate, store, answers)

@@ -281,14 +281,10 @@ def agreement_of(row: Row) -> Agreement:
 
 
 def delegation_row(delegation: Delegation) -> dict[str, Any]:
-    """Return the row of a delegation, without its context columns and its place. As with an agreement, no reader takes it for an answer."""
+    """Return the row of a delegation, without its context columns. As with an agreement, no reader can take it for an answer."""
     names = ("id", "approval_digest", "by", "known_by", "at", "note", "signature")
-    return {
-        **{name: getattr(delegation, name) for name in names},
-        "decision": DELEGATE,
-        "result": dump_json({"gate": delegation.gate_id, "to": delegation.to}),
-        "salt": new_salt(),
-    }
+    said = Approval(decision="approve", **{name: getattr(delegation, name) for name in names})
+    return {**approval_row(said), "decision": DELEGATE, "result": dump_json({"gate": delegation.gate_id, "to": delegation.to})}
 
 
 def delegation_of(row: Row) -> Delegation:

@@ -155,16 +155,23 @@ class Gates(StorePart):
         signal(connection)
         return gate
 
-    @records
-    def delegate(self, connection: Connection, delegation: Delegation) -> Gate:
+    async def delegate(self, delegation: Delegation) -> Gate:
         """Let another person answer at an open gate in the place of an approver, and return the gate. Whoever calls has checked both.
 
-        Raises RunConflictError for a closed gate and for an overdue one, and NotApprovedError for a gate that asks about other content.
+        Raises RunConflictError for a closed gate, and for an overdue gate, which is then closed. Raises NotApprovedError for a gate that
+        asks about other content.
         """
+        delegated = await self._delegate(delegation)
+        if isinstance(delegated, PlanAdapterError):
+            raise delegated
+        return delegated
+
+    @records
+    def _delegate(self, connection: Connection, delegation: Delegation) -> Gate | PlanAdapterError:
         same = and_(_has_id(delegation.gate_id, self.tenant_id), gates.c.approval_digest == delegation.approval_digest)
         row = connection.execute(select(gates).where(same, _is_open(), _is_in_time()).with_for_update()).mappings().first()
         if row is None:
-            raise _refusal_of(connection, self.tenant_id, delegation.gate_id, delegation.approval_digest)
+            return _refusal_of(connection, self.tenant_id, delegation.gate_id, delegation.approval_digest)
         return _record_given(connection, row, delegation_row(delegation))
 
     @reads

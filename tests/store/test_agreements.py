@@ -236,6 +236,7 @@ async def test_nobody_delegates_about_other_content_or_too_late(store: PlanStore
     await passed(store, await soon(store, milliseconds=1))
     with pytest.raises(RunConflictError, match="nobody answered until"):
         await store.gates.delegate(a_delegation(overdue))
+    assert (await store.gates.get(overdue.id)).end == "expired"
     await store.gates.close(gate.id, "cancelled")
     with pytest.raises(RunConflictError, match="its run was cancelled"):
         await store.gates.delegate(a_delegation(gate))

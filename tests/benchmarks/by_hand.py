@@ -1,8 +1,8 @@
-"""A hand-written flow for workers, with the same shape as the runbook that it is compared with."""
+"""Hand-written flows for workers, with the same shapes as the runbooks that they are compared with."""
 
 from typing import Any
 
-from prefect import flow, task
+from prefect import flow, suspend_flow_run, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 
@@ -25,3 +25,10 @@ def by_hand() -> None:
         futures[step] = noop.with_options(name=step).submit(wait_for=[futures[dependency] for dependency in dependencies])
     for future in futures.values():
         future.result()
+
+
+@flow(persist_result=False)
+def wait_by_hand() -> None:
+    """Wait without a process until somebody resumes this flow run, then run one task."""
+    suspend_flow_run(timeout=86400)
+    noop()

@@ -466,13 +466,19 @@ class _ExistingDeployment(RunnerDeployment):
         return self.id
 
 
+def poll_seconds() -> float:
+    """Return how often to look for runs that are due: 1 s, unless Prefect's setting says otherwise. Prefect's own default is 10 s."""
+    runner = get_current_settings().runner
+    return runner.poll_frequency if "poll_frequency" in runner.model_fields_set else 1.0
+
+
 async def serve_deployments(deployments: Mapping[str, str], *, limit: int | None, on_started: Callable[[], None]) -> None:
     """Start the flow runs of these deployments (ids by name), at most `limit` at once, until cancelled or SIGTERM.
 
     Calls `on_started` once it serves them. On exit, it ends the runs in progress. The deployments' schedules stay active: runs that are due
     meanwhile start late, when the deployments are served again.
     """
-    runner = Runner(name="plan serve", limit=limit, pause_on_shutdown=False)
+    runner = Runner(name="plan serve", limit=limit, pause_on_shutdown=False, query_seconds=poll_seconds())
     for name, deployment_id in deployments.items():
         await runner.aadd_deployment(
             _ExistingDeployment(name=name.partition("/")[2], flow_name=name.partition("/")[0], id=UUID(deployment_id))

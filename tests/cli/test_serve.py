@@ -4,8 +4,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from prefect.settings import PREFECT_RUNNER_POLL_FREQUENCY, temporary_settings
 
 from plan_adapter.engine.connection import Server
+from plan_adapter.engine.deployments import poll_seconds
 from tests.cli.conftest import Plan
 from tests.cli.test_deploy import deployed, in_prefect, runbook
 from tests.cli.test_run import GREET, TOOLS, document
@@ -84,6 +86,12 @@ def test_a_deployment_with_a_work_pool_is_left_to_its_workers(plan: Plan, name: 
     assert f"workers of the pool `plans` run `{name}/{name}`: start one with `prefect worker start --pool plans`" in result.err
     assert f"`plan deploy --delete {name}`" in result.err
     assert in_prefect(name).work_pool_name == "plans"
+
+
+def test_runs_that_are_due_are_looked_for_every_second_unless_prefect_is_told_otherwise() -> None:
+    assert poll_seconds() == 1
+    with temporary_settings({PREFECT_RUNNER_POLL_FREQUENCY: 10}):
+        assert poll_seconds() == 10
 
 
 @pytest.mark.thorough

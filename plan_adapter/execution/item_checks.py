@@ -14,12 +14,7 @@ from plan_adapter.expressions import Prediction, has_expression
 from plan_adapter.model.errors import error_text
 from plan_adapter.model.plan import Step
 from plan_adapter.model.record import StepRun
-from plan_adapter.tools.tool import Tool, ToolContext
-
-CHECK_SECONDS = 30.0
-"""How long one check may take."""
-
-CHECKS_AT_ONCE = 20
+from plan_adapter.tools.tool import CHECK_SECONDS, CHECKS_AT_ONCE, Tool, ToolContext
 
 
 def has_checks(scope: RunScope, group: Step) -> bool:

@@ -50,6 +50,7 @@ from plan_adapter.text.gate_text import (
     worst_case_sentence,
 )
 from plan_adapter.text.listing import field_line, group_facts, label_of, labelled_facts, list_names
+from plan_adapter.text.longest import attempt_ms, longest_call_ms
 from plan_adapter.text.plan_text import LIMIT_BYTES, MOST_COUNTED, last_line, order_section, size_of, steps_list
 from plan_adapter.text.preview import (
     Predictions,
@@ -59,7 +60,6 @@ from plan_adapter.text.preview import (
     item_names_of,
     preview_inside,
     preview_rollback,
-    worst_case_call_ms,
 )
 from plan_adapter.text.run_facts import short_result
 from plan_adapter.validation import BoundPlan
@@ -137,10 +137,10 @@ def step_gate_text(
     head = [*notice_lines(notices), f"## {heading}", ""]
     group = validated.plan.find_step(step.group)
     alone = group is not None and validated.plan.rolls_back_failed_items(group)
-    timeout_ms = validated.plan.timeout_ms_of(step)
+    timeout_ms = attempt_ms(step, validated)
     lowered_from = None if is_round else validated.lowered_from(step.id)
     call = [_call_introduction(step, effect, undo, with_item=alone, lowered_from=lowered_from), ""]
-    closing = [" ".join([*known, worst_case_sentence(worst_case_call_ms(step, timeout_ms)), asks]), ""]
+    closing = [" ".join([*known, worst_case_sentence(longest_call_ms(step, timeout_ms)), asks]), ""]
     arguments = mask.redact_parameters(step.tool_name or "", parameters)
     left = HEIGHT - height_of([*head, *call, *closing])
     shown, is_whole = first_values(arguments, height=max(left - height_of(about), MIN_CALL_HEIGHT))

@@ -36,6 +36,7 @@ from plan_adapter.text.listing import (
     sub_plan_facts,
     trigger_facts,
 )
+from plan_adapter.text.longest import LongestTimes, attempt_ms
 from plan_adapter.validation import ValidatedPlan
 
 
@@ -57,9 +58,9 @@ class StepPreview:
     parameters: dict[str, JsonValue]
     depends_on: tuple[str, ...]
     implied: frozenset[str]  # the dependencies that come only from a reference
-    timeout_ms: int  # per attempt; 0 means no limit
+    timeout_ms: int  # per attempt, or of a whole goal; 0 means no limit
     items: int | None  # of its `for_each`, None if the inputs do not determine it; 1 without a `for_each`
-    worst_case_ms: float | None  # if every attempt takes its full timeout; None means no limit
+    worst_case_ms: float | None  # with all its items, and the steps inside it; None means no limit
     gate: bool = False  # whether it has its own gate; with `for_each`, whether each item has one
     rollback: RollbackPreview | None = None
     lowered_from: Effect | None = None  # the effect of its tool, if the plan declares a lower one
@@ -189,8 +190,8 @@ def preview_plan(
     plan = validated.plan
     written = validated.steps
     predictions = Predictions(validated, inputs)
-    order = _outer_first(validated)
-    steps = {step_id: _preview_step(written[step_id], validated, predictions.of(written[step_id]), gate_effects) for step_id in order}
+    order, times = _outer_first(validated), LongestTimes(validated, predictions.count_items)
+    steps = [_preview_step(written[step_id], validated, predictions, times, gate_effects) for step_id in order]
     return Preview(
         plan=plan,
         digest=validated.digest,
@@ -199,9 +200,9 @@ def preview_plan(
         inputs=dict(inputs or {}),
         permissions=validated.permissions_at(None),
         missing=missing,
-        steps=tuple(steps.values()),
+        steps=tuple(steps),
         waves=tuple(tuple(wave) for wave in graph.waves(validated.edges, order)),
-        worst_case_ms=_worst_case_run_ms(steps, validated, plan.options),
+        worst_case_ms=times.of_run(),
         gate_effects=tuple(gate_effects),
         secrets=tuple(sorted(validated.secrets)),
         secret_creators=validated.created_secrets.creators,
@@ -217,8 +218,9 @@ def preview_inside(outer: Step, validated: ValidatedPlan, inputs: Mapping[str, J
     predictions = Predictions(validated, inputs)
     inner = [validated.steps[step_id] for step_id in _with_inner(outer.id, validated)[1:]]
     items = {step.id: item if step.group == outer.id else None for step in inner}
-    steps = [_preview_step(step, validated, predictions.of(step, item=items[step.id]), (), item=items[step.id]) for step in inner]
-    longest = [step.worst_case_ms for step in steps if step.worst_case_ms is not None]
+    times = LongestTimes(
+        validated, lambda step: predictions.count_items(step) if item is None or outer.id not in (step.id, step.group) else 1
+    )
     return Preview(
         plan=validated.plan,
         digest=validated.digest,
@@ -227,9 +229,9 @@ def preview_inside(outer: Step, validated: ValidatedPlan, inputs: Mapping[str, J
         inputs=dict(inputs),
         permissions=validated.permissions_at(outer),
         missing=(),
-        steps=tuple(steps),
+        steps=tuple(_preview_step(step, validated, predictions, times, (), item=items[step.id]) for step in inner),
         waves=(),
-        worst_case_ms=sum(longest) if len(longest) == len(steps) else None,
+        worst_case_ms=times.of_step(outer),
     )
 
 
@@ -241,6 +243,7 @@ class Predictions:
         self._validated = validated
         self._inputs = inputs
         self._sub_plan_inputs = dict[str, dict[str, JsonValue]]()  # by the id of the step that runs the sub-plan
+        self._items = dict[str, JsonValue]()  # by the id of the step with the list
         self._hosts = dict[str, JsonValue]() if inputs is None else validated.plan.host_lists(inputs)
         self._plan_prediction = Prediction(inputs, hosts=self._hosts)
 
@@ -251,6 +254,19 @@ class Predictions:
         inputs, plan = self._inputs_of(step.within), step.within.pinned
         hosts = plan.host_lists(inputs) if plan is not None and ON in inputs else dict[str, JsonValue]()
         return Prediction(inputs, hosts=hosts, item=item)
+
+    def items(self, step: Step) -> JsonValue:
+        """Return the list that `step`, or its group, goes through: as written if the inputs do not determine it, None if there is none."""
+        whole = step.group or step.id
+        if whole not in self._items:
+            for_each = self._validated.for_each.get(whole)
+            self._items[whole] = None if for_each is None else self.of(step).of(for_each)
+        return self._items[whole]
+
+    def count_items(self, step: Step) -> int | None:
+        """Return for how many items `step` runs: 1 without a list, None if the inputs do not determine it."""
+        values = self.items(step)
+        return 1 if values is None else len(values) if isinstance(values, list) else None
 
     def _inputs_of(self, step: Step) -> dict[str, JsonValue]:
         """Return the known inputs of the plan that `step` runs."""
@@ -306,19 +322,21 @@ def _resolved_name(template: Template, inputs: Mapping[str, JsonValue]) -> str |
 
 
 def _preview_step(
-    step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect], *, item: JsonValue = None
+    step: Step,
+    validated: ValidatedPlan,
+    predictions: Predictions,
+    times: LongestTimes,
+    gate_effects: Collection[Effect],
+    *,
+    item: JsonValue = None,
 ) -> StepPreview:
     """Return the preview of `step` for all items of its list, or for the `item` of its group."""
+    prediction = predictions.of(step, item=item)
     effect = validated.effect_of(step.id)
     depends_on = tuple(
         before for before in validated.dependencies[step.id] if validated.steps[before].outer == step.outer
     )  # the outer step names the others
     parameters = prediction.of(validated.parameters[step.id])
-    for_each = validated.for_each.get(step.group or step.id) if item is None else None
-    values = None if for_each is None else prediction.of(for_each)
-    items = 1 if for_each is None else _item_count(values)
-    timeout = validated.plan.timeout_ms_of(step) if step.goal is None else step.timeout_ms or 0
-    once = 0.0 if step.inner else worst_case_call_ms(step, timeout)
     return StepPreview(
         step=step,
         effect=effect,
@@ -326,16 +344,16 @@ def _preview_step(
         parameters=parameters if isinstance(parameters, dict) else {},
         depends_on=depends_on,
         implied=frozenset(depends_on) - frozenset(step.depends_on),
-        timeout_ms=timeout,
-        items=items,
+        timeout_ms=attempt_ms(step, validated),
+        items=predictions.count_items(step) if item is None else 1,
         at_once=validated.plan.items_at_once(step),
         on_error=validated.plan.on_error_of(step),
-        worst_case_ms=0.0 if step.inner else None if once is None or items is None else once * items,
+        worst_case_ms=times.of_step(step),
         gate=validated.has_gate(step, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, prediction),
         is_finally_step=step.id in validated.finally_order,
         facts=facts_of(step, validated),
-        item_names=item_names_of(values),
+        item_names=item_names_of(predictions.items(step) if item is None else None),
     )
 
 
@@ -356,10 +374,6 @@ def preview_rollback(step_id: str, validated: ValidatedPlan, prediction: Predict
         return None
     parameters = prediction.of(rollback.parameters)
     return RollbackPreview(rollback.tool.name, rollback.tool.effect, parameters if isinstance(parameters, dict) else {})
-
-
-def _item_count(value: JsonValue) -> int | None:
-    return len(value) if isinstance(value, list) else None
 
 
 MAX_ITEM_NAMES = 1000
@@ -385,44 +399,6 @@ def _item_name(value: JsonValue) -> str:
     if isinstance(value, dict):
         value = next((value[name] for name in ("name", "id") if value.get(name)), None)
     return one_line(as_text(value)) if isinstance(value, str | int) and not isinstance(value, bool) else ""
-
-
-def worst_case_call_ms(step: Step, timeout_ms: int) -> float | None:
-    """Return how long a call of `step` takes if every attempt takes its full timeout. None means no limit."""
-    if timeout_ms == 0:
-        return None
-    try:
-        return (1 + step.max_retries) * timeout_ms + _total_delay_ms(step)
-    except OverflowError:
-        return None
-
-
-def _total_delay_ms(step: Step) -> float:
-    factor = step.max_retries if step.retry_backoff == 1 else (step.retry_backoff**step.max_retries - 1) / (step.retry_backoff - 1)
-    return step.retry_delay_ms * factor * (1 + step.retry_jitter)
-
-
-def _worst_case_run_ms(steps: Mapping[str, StepPreview], validated: ValidatedPlan, options: ExecutionOptions) -> float | None:
-    longest = _worst_case_part_ms(steps, validated, validated.order, options.total_timeout_ms)
-    last = _worst_case_part_ms(steps, validated, validated.finally_order, options.finally_timeout_ms)
-    return None if longest is None or last is None else longest + last
-
-
-def _worst_case_part_ms(
-    steps: Mapping[str, StepPreview], validated: ValidatedPlan, order: tuple[str, ...], timeout_ms: int
-) -> float | None:
-    # A step starts once it is ready and a slot is free. So while a slot is idle, the longest path makes progress (Graham's bound for list
-    # scheduling). Nothing takes longer than all steps in sequence.
-    limit = float(timeout_ms) if timeout_ms else None
-    calls = {step_id: steps[step_id].worst_case_ms for step_id in order}
-    known = {step_id: longest for step_id, longest in calls.items() if longest is not None}
-    if len(known) < len(calls):
-        return limit
-    paths = graph.path_lengths(validated.dependencies, order, known)
-    sequential_ms = sum(known.values())
-    slots, path = validated.plan.options.parallel_limit, max(paths.values(), default=0.0)
-    longest = min(sequential_ms, sequential_ms / slots + path * (1 - 1 / slots))
-    return longest if limit is None else min(limit, longest)
 
 
 def preview_text(preview: Preview) -> str:
@@ -472,7 +448,8 @@ def _no_timeout_note(preview: Preview) -> str:
     if preview.worst_case_ms is not None:
         return ""
     is_bounded = bool(preview.plan.options.finally_timeout_ms)
-    endless = [code(step.step.id) for step in preview.steps if step.worst_case_ms is None and not (step.is_finally_step and is_bounded)]
+    called = [step for step in preview.steps if not step.step.inner and not (step.is_finally_step and is_bounded)]
+    endless = [code(step.step.id) for step in called if step.worst_case_ms is None]
     return tr(" (no timeout: {steps})", steps=", ".join(endless[:5]) + (", …" if len(endless) > 5 else ""))
 
 

@@ -36,6 +36,12 @@ R = TypeVar("R")
 
 NAME_LENGTH = 128
 
+CHECK_SECONDS = 30.0
+"""How long one call of a `preflight` may take."""
+
+CHECKS_AT_ONCE = 20
+"""How many of them a group makes at a time."""
+
 PartRole: TypeAlias = Literal["probe", "preview", "guard", "simulation", "preflight"]
 
 _OPTIONS = (

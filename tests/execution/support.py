@@ -103,7 +103,7 @@ class Execution:
         validated = validate(self.plan, ToolRegistry(self.tools))
         bound = bind_inputs(validated, self.inputs)
         now = datetime.now(UTC)
-        steps = [StepRun(step.id, step.index, step.tool_name or "", step.description) for step in validated.plan.steps]
+        steps = [StepRun(step.id, step.index, step.tool_name or "", step.description) for step in validated.plan.all_steps]
         self.run = PlanRun(
             new_id(), validated.plan.id, validated.plan.name, validated.plan.description, validated.digest, bound.approval_digest,
             bound.inputs, steps, now, now, PlanStatus.EXECUTING, agent_id="agent-7",

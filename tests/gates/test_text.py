@@ -101,7 +101,7 @@ def test_the_first_screen_has_the_request_then_the_calls_by_risk_then_how_long_t
         "- **2. drain** (not asked again): `run_command` `lbctl drain web-1`",
         "- **4. restart**: `run_command` `systemctl restart web`",
         "",
-        "Also 1 write that can be undone and 2 reads. Asks again before `restart`. Takes at most 22 min 14 s, plus waits.",
+        "Also 1 write that can be undone and 2 reads. Asks again before `restart`. Takes at most 15 min 34 s, plus waits.",
     ]
 
 

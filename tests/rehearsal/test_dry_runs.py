@@ -481,7 +481,7 @@ def test_the_command_shows_calls_gates_and_that_there_are_no_effects(plan: Plan)
         "    +node web-1",
         "gates: plan",
         "questions: ask",
-        "worst case: 4 s",
+        "worst case: 3 s",
         "0 reads called; 3 writes not called, 1 with a known result",
         "effects: 0",
     ]

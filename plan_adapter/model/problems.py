@@ -276,6 +276,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "Nothing ends a command that hangs: neither the step's `timeout_ms`, nor the plan's `step_timeout_ms` or `total_timeout_ms`. "
             "Write one of them: a run that never ends holds its worker, and an approver does not know how long it can take."
         ),
+        "capped-batch": (
+            "A group has a `batch` above the `max_parallel` of its plan, which is 1 by default. The plan's limit counts, so fewer items "
+            "than written are in progress at once."
+        ),
         "duplicate-dependency": "A step names the same dependency twice.",
         # drafts of a model
         "dropped-dependency": "A corrected answer of a model leaves out a dependency that was correct in its previous answer.",

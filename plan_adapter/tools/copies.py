@@ -37,7 +37,7 @@ def simulate_copy_to(host: str, path: str, to: str, mode: Mode = None, digest: D
     return Simulation(shown, {"host": host, "path": path, "to": to, "size": size, "digest": found})
 
 
-@tool(effect="idempotent_write", simulate=simulate_copy_to, preflight=check_host)
+@tool(effect="idempotent_write", simulate=simulate_copy_to, preflight=check_host, public_parameters=("host", "to", "user", "jump"))
 async def copy_to(
     host: str,
     path: str,
@@ -85,7 +85,7 @@ def simulate_copy_from(host: str, path: str, to: str) -> Simulation:
     return Simulation(f"copy {host}:{path} to {to}")
 
 
-@tool(effect="idempotent_write", simulate=simulate_copy_from, preflight=check_host)
+@tool(effect="idempotent_write", simulate=simulate_copy_from, preflight=check_host, public_parameters=("host", "path", "user", "jump"))
 async def copy_from(
     host: str,
     path: str,

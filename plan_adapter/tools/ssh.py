@@ -62,6 +62,7 @@ async def find_call(
     effect="write",
     literal_parameters=("script",),
     exactly_one=("argv", "script"),
+    public_parameters=("argv", "host", "user", "jump"),
     probe=find_call,
     simulate=simulate_ssh,
     preflight=check_host,

@@ -52,6 +52,7 @@ _OPTIONS = (
     "permissions",
     "literal_parameters",
     "exactly_one",
+    "public_parameters",
     "probe",
     "preview",
     "guard",
@@ -134,6 +135,7 @@ class Tool(Generic[P, R]):
         permissions: Iterable[str] = (),
         literal_parameters: Iterable[str] = (),
         exactly_one: Iterable[str] = (),
+        public_parameters: Iterable[str] = (),
         probe: Callable[..., object] | None = None,
         preview: Callable[..., object] | None = None,
         guard: Callable[..., object] | None = None,
@@ -155,10 +157,11 @@ class Tool(Generic[P, R]):
         self.permissions = frozenset(permissions)
         self.literal_parameters = frozenset(literal_parameters)
         self.exactly_one = tuple(exactly_one)
+        self.public_parameters = frozenset(public_parameters)
         self._description = description
         self._signature = read_signature(self.source, context_type=ToolContext)
-        for option, names in (("literal_parameters", self.literal_parameters), ("exactly_one", self.exactly_one)):
-            if unknown := set(names) - self._signature.fields.keys():
+        for option in ("literal_parameters", "exactly_one", "public_parameters"):
+            if unknown := set(getattr(self, option)) - self._signature.fields.keys():
                 raise ToolDefinitionError(f"`{self.name}` has no parameter called {', '.join(sorted(unknown))} ({option})")
         self._is_stand_in = False
         self.probe: Tool[..., Any] | None = None if probe is None else _build_part(self, probe, "probe")
@@ -323,6 +326,7 @@ def tool(
     permissions: Iterable[str] = (),
     literal_parameters: Iterable[str] = (),
     exactly_one: Iterable[str] = (),
+    public_parameters: Iterable[str] = (),
     probe: Callable[..., object] | None = None,
     preview: Callable[..., object] | None = None,
     guard: Callable[..., object] | None = None,
@@ -345,6 +349,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             - `permissions`: the permissions that the tool needs; a plan that calls it must give them.
             - `literal_parameters`: parameters in which a plan may not use expressions, because their text is code.
             - `exactly_one`: parameters of which a step gives one and no other; all of them are optional.
+            - `public_parameters`: parameters that others can see during a call, as in a list of processes; a plan may put no secret there.
             - `probe`: a function, sync or async, that checks whether an interrupted write was done. It returns `Done(result)`,
               `NotDone()`, `Failed(error)` if the call was made and failed, or None if it cannot tell.
             - `preview`: a function, or a tool that reads, that is called after each successful write. It returns Markdown, which is

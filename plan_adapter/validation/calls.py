@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -27,7 +27,7 @@ from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.inputs import NotJSONError, parse_json
 from plan_adapter.validation.kinds import check_fields_of_kind, check_goal, check_question
-from plan_adapter.validation.named_secrets import check_passed_secrets, passed_secrets
+from plan_adapter.validation.named_secrets import check_passed_secrets, passed_secrets, secret_inputs
 from plan_adapter.validation.pinned_plans import check_inputs, check_runs_no_plan, check_sub_plan
 from plan_adapter.validation.step_results import StepResults, shape_of_value
 
@@ -375,7 +375,7 @@ def _check_parameters(tool: Tool[..., Any], parameters: dict[str, JsonValue], pl
     for path, message, hint in tool.check(parameters, _is_expression):
         findings.add("bad-parameters", _parameter_path(place, path), message, hint)
     for name in sorted(tool.literal_parameters & parameters.keys()):
-        if any(has_expression(text) for text in _texts_in(parameters[name])):
+        if any(has_expression(text) for _, text in _texts_in(parameters[name], name)):
             message = f"`{name}` is code, and `${{{{ }}}}` would put data into it"
             findings.add("expression-in-command", _parameter_path(place, name), message, _literal_hint(name))
 
@@ -387,13 +387,6 @@ def _parameter_path(place: str, path: str) -> str:
 
 def _is_expression(value: JsonValue) -> bool:
     return isinstance(value, str) and has_expression(value)
-
-
-def _texts_in(value: JsonValue) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for member in members for text in _texts_in(member)]
 
 
 def _check_effect(step: Step, tool: Tool[..., Any], at: str, findings: Findings) -> None:
@@ -464,6 +457,8 @@ def _compile_parameters(
     findings: Findings, tool: Tool[..., Any] | None, parameters: dict[str, JsonValue], place: str, declared: Declarations
 ) -> Template:
     template, problems = compile_template(parameters, declared, at=place)
+    if tool is not None:
+        _check_public_parameters(tool, template, place, secret_inputs(declared.inputs), findings)
     if problems and place.endswith(".input"):  # a text, which has no paths inside it
         findings.extend(replace(problem, at=place) for problem in problems)
         return template
@@ -474,6 +469,28 @@ def _compile_parameters(
         near_in_code = problem.code == NEAR_EXPRESSION and hints.get(problem.at)
         findings.extend([replace(problem, hint=near_in_code) if near_in_code else problem])
     return template
+
+
+def _check_public_parameters(tool: Tool[..., Any], template: Template, place: str, names: Collection[str], findings: Findings) -> None:
+    """Add a problem for each text with a secret in a parameter that others can see during the call. `names` are the secret inputs."""
+    parameters = template.source if isinstance(template.source, dict) else {}
+    private = [f"`{name}`" for name in ("env", "stdin") if name in tool.parameter_names - tool.public_parameters]
+    hint = f"pass it through {' or '.join(private)}" if private else "write it without a secret"
+    for name in sorted(tool.public_parameters & parameters.keys()):
+        for path, text in _texts_in(parameters[name], name):
+            used = (part for part in template.texts.get(text, ()) if isinstance(part, Expression))
+            if any(part.secrets or part.names_secrets(names) for part in used):
+                message = f"others can see `{name}` of `{tool.name}` during the call, as in a list of processes, so no secret may be in it"
+                findings.add("misplaced-secret", _parameter_path(place, path), message, hint)
+
+
+def _texts_in(value: JsonValue, path: str) -> Iterator[tuple[str, str]]:
+    """Yield each text in `value`, with its path."""
+    if isinstance(value, str):
+        yield path, value
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, member in members:
+        yield from _texts_in(member, join(path, key))
 
 
 _EXAMPLES: Mapping[str, tuple[JsonValue, str]] = {

@@ -402,6 +402,7 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
     dependencies = check_dependencies(calls, flags, findings)
     check_order(fresh, calls, dependencies, findings)
     _check_time_limits(plans, calls, findings)
+    _check_batches(fresh, calls, findings)
     outputs = _compile_outputs(fresh, dependencies.outer, StepResults(fresh, tools), findings)
     run_name = _compile_run_name(fresh, dependencies.outer, findings)
     key = _compile_key(fresh, dependencies.outer, findings)
@@ -480,6 +481,17 @@ def _check_time_limits(plans: Sequence[ExecutionPlan], calls: Sequence[Call], fi
         names = listed([f"`{call.step.id}`" for call in endless], _NAMED_CALLS)
         message = f"{names} {'has' if len(endless) == 1 else 'have'} no time limit: a command that hangs is never ended"
         findings.warn("no-timeout", endless[0].at, message, "write `step_timeout_ms` in `options`, or `timeout: 5m` in the step")
+
+
+def _check_batches(plan: ExecutionPlan, calls: Sequence[Call], findings: Findings) -> None:
+    """Warn about each group that asks for more items at once than its plan allows."""
+    limit = plan.options.parallel_limit
+    allowed = "the plan runs one step at a time" if limit == 1 else f"the plan runs only {limit} steps at once"
+    for call in calls:
+        if call.step.batch is not None and call.step.batch > limit:
+            message = f"`{call.step.id}` would work on {call.step.batch} items at once, and {allowed}"
+            hint = f"write `max_parallel: {call.step.batch}` in the plan, or a smaller `batch`"
+            findings.warn("capped-batch", f"{call.at}.batch", message, hint)
 
 
 _COMMANDS = ("run_command", "bash", "ssh", "copy_to", "copy_from")

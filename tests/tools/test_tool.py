@@ -274,7 +274,15 @@ def test_the_error_for_an_invalid_tool_gives_the_reason(source: object, message:
 
 @pytest.mark.parametrize(
     "options",
-    [{"effect": "safe"}, {"isolation": "vm"}, {"name": "a\nb"}, {"name": " a"}, {"literal_parameters": ["z"]}, {"exactly_one": ["a", "z"]}],
+    [
+        {"effect": "safe"},
+        {"isolation": "vm"},
+        {"name": "a\nb"},
+        {"name": " a"},
+        {"literal_parameters": ["z"]},
+        {"exactly_one": ["a", "z"]},
+        {"public_parameters": ["z"]},
+    ],
     ids=str,
 )
 def test_invalid_options_are_refused_by_the_decorator(options: dict[str, Any]) -> None:

@@ -44,6 +44,35 @@ def test_every_mistake_in_rollbacks_is_reported_at_its_place() -> None:
     ]
 
 
+SECRET = "${{ secrets.token }}"
+NAMED = "${{ inputs.password }}"
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "parameters", "places"),
+    [
+        ("ssh", {"host": "web-1", "argv": ["login", SECRET]}, ["argv[1]"]),
+        ("ssh", {"host": "web-1", "argv": ["login", f"--password={NAMED}"]}, ["argv[1]"]),
+        ("ssh", {"host": SECRET, "argv": ["x"], "user": NAMED, "jump": f"{SECRET}@jump"}, ["host", "user", "jump"]),
+        ("copy_to", {"host": "web-1", "path": "site.conf", "to": f"/etc/{SECRET}"}, ["to"]),
+        ("copy_from", {"host": "web-1", "path": f"/etc/{SECRET}", "to": "site.conf"}, ["path"]),
+        ("ssh", {"host": "web-1", "argv": ["login"], "env": {"TOKEN": SECRET}, "stdin": NAMED}, []),
+    ],
+)
+def test_a_secret_in_a_parameter_that_others_can_see_is_refused_at_its_place(
+    tool_name: str, parameters: dict[str, Any], places: list[str]
+) -> None:
+    written = plan(
+        step("a", tool_name=tool_name, parameters=parameters, rollback=Rollback(tool_name=tool_name, parameters=parameters)),
+        inputs={"password": Input(type="secret")},
+    )
+    problems = [problem for problem in lint(written, ToolRegistry.with_builtins()) if problem.severity == "error"]
+    at = [f"steps[0].{field}.{place}" for field in ("parameters", "rollback.parameters") for place in places]
+    assert sorted((problem.code, problem.at) for problem in problems) == sorted(("misplaced-secret", place) for place in at)
+    if tool_name == "ssh" and problems:
+        assert {problem.hint for problem in problems} == {"pass it through `env` or `stdin`"}
+
+
 def test_a_rollback_can_use_its_result_its_item_and_earlier_steps() -> None:
     undo = {"value": ["${{ result.id }}", "${{ item }}", "${{ steps.first.result }}", "${{ inputs.path }}"]}
     looped = step("each", for_each="${{ [1, 2] }}", rollback=Rollback(tool_name="push", parameters=undo))

@@ -143,3 +143,25 @@ def test_a_preview_says_which_effects_the_plan_lowers() -> None:
     assert [step.lowered_from for step in preview.steps] == ["write", None]
     assert preview_text(preview).count("**declared as read: `bash` counts as write**") == 1
     assert [step.get("lowered_from") for step in preview.as_json()["steps"]] == ["write", None]
+
+
+BATCH = """\
+  - id: nodes
+    for_each: "${{ ['web-1', 'web-2', 'web-3'] }}"
+    batch: %d
+    steps:
+      - {id: drain, run_command: [lbctl, drain, "${{ item }}"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "expected"),
+    [
+        (3, PARALLEL, []),
+        (4, PARALLEL, ["`nodes` would work on 4 items at once, and the plan runs only 3 steps at once"]),
+        (2, SEQUENTIAL, ["`nodes` would work on 2 items at once, and the plan runs one step at a time"]),
+        (1, SEQUENTIAL, []),
+    ],
+)
+def test_a_batch_above_the_limit_of_the_plan_is_a_warning(batch: int, options: str, expected: list[str]) -> None:
+    assert warnings(read(BATCH % batch, options), "capped-batch") == [("steps[0].batch", message) for message in expected]

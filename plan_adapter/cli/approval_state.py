@@ -11,12 +11,14 @@ from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.quorum import progress_line
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import ANSWERED, Approval, Decision, Delegation, Gate, StandingApproval
+from plan_adapter.model.inventory import ON
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import call_name, duration, listed, moment, one_line, prose
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunOutcome, RunReason
 from plan_adapter.text.commands import (
     answer_command,
+    hosts_left,
     new_run_hint,
     resume_command,
     resume_command_after_gate,
@@ -59,6 +61,7 @@ class ApprovalState:
     can_ask_again: bool = False  # whether a resume of the run, which has expired, asks again
     closed: Sequence[Gate] = ()  # its closed gates at steps, oldest first, if it waits for a resume
     all_gates: Sequence[Gate] = ()
+    hosts: Sequence[str] = ()  # those that remain for a new run
 
     @property
     def answer(self) -> Approval | None:
@@ -132,7 +135,7 @@ class ApprovalState:
         if run.rollback is not None or any(step.rolled_back for step in run.steps):
             return rolled_back_hint(run)
         if run.needs_new_run:
-            return new_run_hint(run)
+            return new_run_hint(run, self.hosts)
         return tr("`{command}` resumes the run; completed steps are kept", command=resume_command(run, tools=self.tools))
 
     def _waiting_hint(self) -> str | None:
@@ -209,12 +212,17 @@ async def approval_state_of(
     if run.reason is RunReason.EXPIRED:
         return replace(state, can_ask_again=await can_ask_again(run, store))
     if run.status is not PlanStatus.PENDING_APPROVAL or gates:
-        return state
+        return replace(state, hosts=await remaining_hosts(run, store))
     state = replace(state, closed=[gate for gate in all_gates if gate.step_id is not None])
     plan = await store.get(run.digest)
     if state.answer is None:
         return replace(state, is_needed=requires_approval(plan, await store.policy.effective(settings)))
     return replace(state, stale=await why_stale(state.answer, plan, run, store, settings))
+
+
+async def remaining_hosts(run: PlanRun, store: "PlanStore") -> list[str]:
+    """Return the hosts on which the plan of `run` is to run again, if a resume would call nothing. Empty if the plan has no hosts."""
+    return hosts_left(run, await store.get(run.digest)) if run.needs_new_run and ON in run.inputs else []
 
 
 class ListedState(NamedTuple):

@@ -49,7 +49,7 @@ PAGE = 200
 HEARTBEAT_SECONDS = 60.0
 """A worker that sent no heartbeat for longer than this counts as gone. By default one is sent every 30 seconds."""
 
-Action: TypeAlias = Literal["created", "updated", "unchanged"]
+Action: TypeAlias = Literal["created", "updated", "unchanged", "checked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +320,11 @@ def make_schedule(kind: Literal["cron", "interval", "rrule"], value: str | timed
                 return RRuleSchedule.model_validate({"rrule": value, "timezone": time_zone or "UTC"})
     except ValueError as error:
         raise DeploymentError(f"the schedule `{kind} {value}` is not valid: {_first_message(error)}") from None
+
+
+def without_server(wanted: RunbookDeployment) -> PlannedDeployment:
+    """Return a deployment that was checked, and compared with nothing because no server is running."""
+    return replace(_compare(wanted, None), action="checked", triggers=wanted.triggers)
 
 
 def _compare(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> PlannedDeployment:

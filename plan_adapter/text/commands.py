@@ -5,10 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, assert_never
 
 from plan_adapter.model.approvals import Decision, GateKind, Resolution
+from plan_adapter.model.inventory import ON
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import CallKind
+from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.readable import as_text, call_name, item_option, redacted
 from plan_adapter.model.record import PlanRun
+from plan_adapter.model.status import StepStatus
 
 MAX_NAMES = 20
 """The most steps that one list names."""
@@ -140,19 +143,51 @@ MAX_INPUT_CHARACTERS = 200
 """How long the inputs of a run may be that a command names."""
 
 
-def new_run_command(run: PlanRun) -> str:
-    """Return the command that runs the plan of `run` again, with its inputs if they are short and without secrets."""
-    given = {name: as_text(value) for name, value in run.inputs.items()}
+MAX_HOSTS = 5
+"""How many hosts a command names."""
+
+
+def hosts_left(run: PlanRun, plan: ExecutionPlan) -> list[str]:
+    """Return the hosts of `run` that its groups did not complete, in order. Empty if an item of a group is no host."""
+    known, left = set[str]() if plan.inventory is None else set(plan.inventory.hosts), dict[str, None]()
+    for group in plan.steps:
+        if not group.is_group or group.id not in {step.id for step in run.steps}:
+            continue
+        items = run.step(group.id).items
+        goes_through_hosts = "hosts(" in (group.for_each or "") and group.label in (None, "${{ item.name }}")
+        if not goes_through_hosts or not known.issuperset(item.label for item in items):
+            return []
+        left |= {item.label: None for item in items if item.status is not StepStatus.COMPLETED}
+    return [*left]
+
+
+def new_run_command(run: PlanRun, hosts: Sequence[str] = ()) -> str:
+    """Return the command that runs the plan of `run` again, with its inputs if they are short and without secrets.
+
+    With `hosts`, it runs on these only. It names them if they are few.
+    """
+    given = {name: as_text(value) for name, value in run.inputs.items() if not hosts or name != ON}
+    on = f" --on {shlex.quote(','.join(hosts)) if len(hosts) <= MAX_HOSTS else 'HOST,…'}" if hosts else ""
     inputs = " --inputs FILE"
     if sum(map(len, given.values())) < MAX_INPUT_CHARACTERS and redacted(dict(run.inputs), expressions=False) == run.inputs:
         inputs = "".join(f" --input {shlex.quote(f'{name}={text}')}" for name, text in given.items())
-    return f"plan run {run.digest[:SHOWN_DIGITS]}{inputs}{offline_option(run)}"
+    return f"plan run {run.digest[:SHOWN_DIGITS]}{inputs}{on}{offline_option(run)}"
 
 
-def new_run_hint(run: PlanRun) -> str:
-    """Return the hint for a run whose failed items were rolled back, each by itself."""
-    why = tr("a resume would call nothing, because the failed items were rolled back")
-    return tr("{why}: `{command}` starts a new run; give it only the items that remain", why=why, command=new_run_command(run))
+def new_run_hint(run: PlanRun, hosts: Sequence[str] = ()) -> str:
+    """Return the hint for a run whose failed items were rolled back, each by itself. `hosts` are those of `hosts_left`."""
+    why, command = tr("a resume would call nothing, because the failed items were rolled back"), new_run_command(run, hosts)
+    if not hosts:
+        return tr("{why}: `{command}` starts a new run; give it only the items that remain", why=why, command=command)
+    if len(hosts) <= MAX_HOSTS:
+        return tr("{why}: `{command}` starts a new run on the hosts that remain", why=why, command=command)
+    return tr(
+        "{why}: `{command}` starts a new run; name the {count} hosts that remain, which `plan show {run}` lists",
+        why=why,
+        command=command,
+        count=len(hosts),
+        run=run.id,
+    )
 
 
 def rolled_back_hint(run: PlanRun) -> str:

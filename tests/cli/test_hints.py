@@ -288,6 +288,46 @@ def test_after_a_failed_item_was_rolled_back_a_new_run_is_suggested(plan: Plan) 
     assert [step["attempts"] for step in after["steps"]] == [step["attempts"] for step in before["steps"]]
 
 
+ON_HOSTS = {
+    "id": "each",
+    "for_each": "${{ hosts('web') }}",
+    "max_failures": "100%",
+    "on_error": "continue",
+    "rollback_failed": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("bad", "option", "end"),
+    [
+        (2, "--on web-07,web-08", "starts a new run on the hosts that remain"),
+        (6, "--on HOST,…", "starts a new run; name the 6 hosts that remain, which `plan show {run}` lists"),
+    ],
+)
+def test_after_some_hosts_failed_a_new_run_on_these_is_suggested(bad: int, option: str, end: str, plan: Plan) -> None:
+    drain = step("drain", "run_command", parameters={"argv": ["touch", "drained"]})
+    drain["rollback"] = {"tool_name": "run_command", "parameters": {"argv": ["true"]}}
+    check = step("check", "fail", depends_on=["drain"], when=f"${{{{ item.name > 'web-{8 - bad:02}' }}}}")
+    written = document({**ON_HOSTS, "steps": [drain, check]}, hosts={"web": ["web-[01:08]"]}, inputs={"service": {}})
+    ended = plan("run", written, "--offline", *TOOLS, "--input", "service=nginx")
+    (line,) = plan("runs", "--json").lines
+    command = f"plan run {line['digest'][:12]} --input service=nginx {option} --offline"
+    hint = f"`{command}` {end.format(run=line['id'])}\n"
+    assert ended.err.endswith(hint)
+    assert plan("show", line["id"]).next.endswith(hint)
+    if bad == 2:
+        again = plan(*command.split()[1:], *TOOLS, "--json").run
+        assert [item["label"] for item in again["steps"][0]["result"]] == ["web-07", "web-08"]
+
+
+def test_a_label_that_is_no_host_is_not_suggested_as_one(plan: Plan) -> None:
+    drain = step("drain", "run_command", parameters={"argv": ["touch", "drained"]})
+    drain["rollback"] = {"tool_name": "run_command", "parameters": {"argv": ["true"]}}
+    steps = [drain, step("check", "fail", depends_on=["drain"])]
+    written = document({**ON_HOSTS, "label": "on ${{ item.name }}", "steps": steps}, hosts={"web": ["web-01"]})
+    assert plan("run", written, "--offline", *TOOLS).err.endswith("starts a new run; give it only the items that remain\n")
+
+
 def test_after_a_failure_elsewhere_a_resume_is_suggested(plan: Plan) -> None:
     drain = {"id": "drain", "tool_name": "run_command", "parameters": {"argv": ["touch", "drained"]}}
     drain["rollback"] = {"tool_name": "run_command", "parameters": {"argv": ["rm", "drained"]}}

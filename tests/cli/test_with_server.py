@@ -96,6 +96,18 @@ def test_an_unreachable_server_is_named_and_no_local_server_is_started(plan: Pla
     assert plan("runs", "--json").lines == []
 
 
+def test_a_dry_run_of_a_deployment_starts_no_server_and_says_what_it_cannot_know(home: Path) -> None:
+    alone = environment(PLAN_ADAPTER_LOCAL_SERVER="auto")
+    dry = piped("deploy", document(GREET), "--dry-run", *TOOLS, env=alone)
+    assert (dry.returncode, dry.stdout.decode()) == (0, "试运行/试运行: checked\n")
+    unknown = "no Prefect server is running: what would change there is not known, nor whether it has the work pool `plans`"
+    assert unknown in dry.stderr.decode()
+    printed = piped("deploy", document(GREET), "--dry-run", *TOOLS, "--json", env=alone).stdout
+    assert json.loads(printed)["action"] == "checked"
+    assert piped("deploy", document(step("a", "no_such_tool")), "--dry-run", env=alone).returncode == 2
+    assert not (home / "server").exists()
+
+
 @pytest.mark.thorough
 def test_the_first_run_starts_a_local_server_the_next_one_reuses_it_and_down_stops_it(home: Path) -> None:
     alone = environment(PLAN_ADAPTER_LOCAL_SERVER="auto")

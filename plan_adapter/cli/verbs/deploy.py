@@ -15,7 +15,7 @@ from plan_adapter.cli.asking import ask_to_confirm, is_at_terminal
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.foreground import begin_server
-from plan_adapter.cli.servers import running_server, worker_command
+from plan_adapter.cli.servers import available_server, running_server, worker_command
 from plan_adapter.cli.sources import documents_in, input_texts, open_store, pin, plan_of, tools_of
 from plan_adapter.documents import is_test_file, read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
@@ -95,7 +95,7 @@ def deploy(
         image: The image of the work pool's containers.
         job_variable: `name=value`, a job variable of the work pool, or `env.NAME=value`; may be repeated.
         pull: A YAML or JSON file with `pull`: a list of Prefect's pull steps, which fetch code before a run.
-        dry_run: Show what would change, and change nothing.
+        dry_run: Show what would change, and change nothing. It starts no server: if none is running, the plans are only checked.
         delete: Delete the deployment of the runbook with that name, its schedule and the automations of its triggers. Its runs, the
             versions of its plan and its standing approvals stay.
         yes: Create a missing work pool without asking.
@@ -160,14 +160,15 @@ async def _deploy(
     await refuse_secrets({"inputs": dict(inputs)})
     async with open_store(settings) as store:
         plans = [await plan_of(source, store)] if isinstance(source, str) else source
-        pending = begin_server(settings, offline=False)
-        assert pending is not None
+        pending = None if is_dry else begin_server(settings, offline=False)
         policy = await store.policy.effective(settings)
         runbooks = checked_runbooks(plans, tools, policy, inputs, options, added)
-        server = await in_daemon_thread(pending.wait)
-        is_here = is_local(settings.store_url) and await in_daemon_thread(lambda: server.is_on_this_machine)
+        server = await in_daemon_thread(lambda: available_server(settings) if pending is None else pending.wait())
+        is_here = is_local(settings.store_url) and server is not None and await in_daemon_thread(lambda: server.is_on_this_machine)
         if is_here:
             runbooks = [(validated, _in_local_store(deployment, settings.store_url)) for validated, deployment in runbooks]
+        if server is None:
+            return _show_checked([deployment for _, deployment in runbooks], as_json=as_json)
         with use_server(server):
             done = await apply_runbooks(runbooks, store, is_dry=is_dry, yes=yes, as_json=as_json)
     print_deployments(done, server, is_dry=is_dry, as_json=as_json)
@@ -175,6 +176,22 @@ async def _deploy(
         _print_counts(done)
         if not is_dry:
             _print_next_steps(done, [validated for validated, _ in runbooks], policy, server, settings.store_url, is_here=is_here)
+    return ExitCode.DONE
+
+
+def _show_checked(runbooks: "Sequence[RunbookDeployment]", *, as_json: bool) -> int:
+    """Print what a dry run can say without a server."""
+    from plan_adapter.engine.deployments import without_server  # imports Prefect
+
+    done = [without_server(deployment) for deployment in runbooks]
+    print_deployments(done, None, is_dry=True, as_json=as_json)
+    if not as_json:
+        _print_counts(done)
+    pools = listed([f"`{name}`" for name in _pool_names(done)], MAX_PATHS)
+    output.note(
+        f"no Prefect server is running: what would change there is not known, nor whether it has the work pool {pools}; name a server in "
+        "PREFECT_API_URL, or deploy, which starts a local one"
+    )
     return ExitCode.DONE
 
 
@@ -332,10 +349,12 @@ def _pool_names(deployments: "Sequence[PlannedDeployment]") -> list[str]:
     return list(dict.fromkeys(deployment.pool for deployment in deployments if deployment.pool is not None))
 
 
-def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is_dry: bool, as_json: bool, all_forms: bool = False) -> None:
+def print_deployments(
+    done: "Sequence[PlannedDeployment]", server: Server | None, *, is_dry: bool, as_json: bool, all_forms: bool = False
+) -> None:
     """Print what happened to each deployment, or what would happen, with the link to the form of the only one, or of each."""
     for deployment in done:
-        form = None if deployment.deployment_id is None else server.form_url(deployment.deployment_id)
+        form = None if deployment.deployment_id is None or server is None else server.form_url(deployment.deployment_id)
         if as_json:
             fields = {
                 "deployment": deployment.name,
@@ -346,7 +365,7 @@ def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is
             more = {"pool": deployment.pool, "triggers": deployment.automation_names, "form": form, "dry_run": is_dry}
             output.json_line("deployment", {**fields, **more})
             continue
-        what = f"would be {deployment.action}" if is_dry and deployment.action != "unchanged" else deployment.action
+        what = f"would be {deployment.action}" if is_dry and deployment.action in ("created", "updated") else deployment.action
         changes = f": {', '.join(deployment.changes)}" if deployment.changes else ""
         output.line(f"{deployment.name}: {what}{changes}")
         for name in deployment.automation_names:
@@ -360,7 +379,7 @@ def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is
 def _print_counts(done: "Sequence[PlannedDeployment]") -> None:
     if len(done) > 1:
         counts = Counter(deployment.action for deployment in done)
-        parts = [f"{counts[action]} {action}" for action in ("created", "updated", "unchanged") if counts[action]]
+        parts = [f"{counts[action]} {action}" for action in ("created", "updated", "unchanged", "checked") if counts[action]]
         output.note(f"{counted(len(done), 'runbook')}: {', '.join(parts)}")
 
 

@@ -30,7 +30,7 @@ from plan_adapter.runs.resume import execute_in_flow, execute_resume, rolled_bac
 from plan_adapter.runs.run_rollback import rollback_run
 from plan_adapter.runs.run_session import RunRequest, opened_store, require_approver, require_operator, server_of
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.runs.variables import with_variables
+from plan_adapter.runs.variables import note_variables, with_variables
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import Tools, as_registry
@@ -90,7 +90,7 @@ async def arun_plan(
     if validated.plan.unread_variables(given):
         run_request = run_request if offline else replace(run_request, server=await server_of(run_request))
         given = await with_variables(validated.plan, given, server=run_request.server)
-    bound = bind_inputs(validated, given)
+    bound = note_variables(bind_inputs(validated, given), before=inputs or {}, after=given)
     return await execute_plan(bound, run_request=run_request, store=store, offline=offline)
 
 

@@ -104,7 +104,7 @@ class PrefectReport:
         store = self._store
         attempts, receipts = await store.attempts(run.id), await store.receipts(run.id)
         waiting = [] if run.status.has_ended else [(gate.step_id, gate.item) for gate in await store.gates.find(run_id=run.id)]
-        return run_facts(run, attempts, receipts, waiting=waiting)
+        return run_facts(run, attempts, receipts, waiting=waiting, trigger=await store.trigger_events.of_run(run.id))
 
     async def _write(self, facts: RunFacts) -> UUID | None:
         return await publish_text(run_markdown(facts), key=REPORT, description=facts.cause or "")

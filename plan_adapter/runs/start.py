@@ -155,7 +155,7 @@ def _request_for_draft(run_request: RunRequest) -> RunRequest:
 async def create_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, flow_run_id: str | None = None) -> PlanRun:
     """Create a run of `bound`, record it as pending approval, and return it."""
     run = await new_run(bound, store, run_request, flow_run_id=flow_run_id)
-    await store.ledger.create(run, bound.validated)
+    await store.ledger.create(run, bound.validated, variables=bound.variables)
     return run
 
 

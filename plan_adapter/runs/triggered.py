@@ -16,7 +16,7 @@ from plan_adapter.model.record import PlanRun
 from plan_adapter.model.triggers import EVENT_PARAMETER, EventClaim, UnusedEvent
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.runs.start import create_run, new_run, refuse_unready
-from plan_adapter.runs.variables import with_variables_here
+from plan_adapter.runs.variables import note_variables, with_variables_here
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs
 from plan_adapter.validation.event_triggers import CODE, CompiledTrigger, matches_event
@@ -56,7 +56,8 @@ async def start_in_flow(
     from plan_adapter.engine.flow import name_by_inputs  # imports Prefect
 
     if event is None:
-        bound = bind_inputs(validated, await with_variables_here(validated.plan, parameters))
+        given = await with_variables_here(validated.plan, parameters)
+        bound = note_variables(bind_inputs(validated, given), before=parameters, after=given)
         await _refuse(bound, store, run_request, policy)
         if validated.plan.unread_variables(parameters):  # they may be part of its name
             await name_by_inputs(validated, bound.inputs)
@@ -65,7 +66,9 @@ async def start_in_flow(
         start = read_start(validated, event)
         if isinstance(start, UnusedEvent):
             return start
-        bound = bind_inputs(validated, await with_variables_here(validated.plan, {**parameters, **start.inputs}))
+        before = {**parameters, **start.inputs}
+        given = await with_variables_here(validated.plan, before)
+        bound = note_variables(bind_inputs(validated, given), before=before, after=given)
         await _refuse(bound, store, run_request, policy)
         created = await _create_triggered(bound, store, run_request, start.claim, flow_run_id=flow_run_id)
     if isinstance(created, UnusedEvent):
@@ -90,9 +93,9 @@ async def _create_triggered(
     from plan_adapter.engine.flow_runs import has_ended  # imports Prefect
 
     run = await new_run(bound, store, run_request, flow_run_id=flow_run_id)
-    other = await store.ledger.create(run, bound.validated, event=claim)
+    other = await store.ledger.create(run, bound.validated, variables=bound.variables, event=claim)
     if other is not None and other.is_idle and (other.flow_run_id is None or await has_ended(other.flow_run_id)):
-        other = await store.ledger.create(run, bound.validated, event=replace(claim, replaces=other.run_id))
+        other = await store.ledger.create(run, bound.validated, variables=bound.variables, event=replace(claim, replaces=other.run_id))
     return run if other is None else UnusedEvent("Duplicate", f"duplicate of run {other.run_id}, for which {other.events} events came")
 
 

@@ -1,6 +1,7 @@
 """The inputs of a new run whose values come from Prefect variables."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pydantic import JsonValue
 
@@ -9,6 +10,7 @@ from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.plan import ExecutionPlan
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.values import join
+from plan_adapter.validation import BoundPlan
 from plan_adapter.validation.inputs import value_of_text
 
 
@@ -41,6 +43,12 @@ async def with_variables_here(plan: ExecutionPlan, given: Mapping[str, object]) 
         if variable in found
     }
     return {name: value for name, value in given.items() if name not in unread} | read
+
+
+def note_variables(bound: BoundPlan, *, before: Mapping[str, object], after: Mapping[str, object]) -> BoundPlan:
+    """Return `bound` with the variables that gave it values. `before` and `after` are the inputs that `with_variables` got and returned."""
+    read = {name: variable for name, variable in bound.validated.plan.unread_variables(before).items() if name in after}
+    return replace(bound, variables=read)
 
 
 def _offline_problem(name: str, variable: str) -> Problem:

@@ -1,5 +1,6 @@
 """`RunLedger`: the records that processes write about the runs that they execute. Internal to this package."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,7 @@ from plan_adapter.store.database.columns import clock_of, database_now, insert_i
 from plan_adapter.store.database.database import Database, StorePart, reads, signal, writes
 from plan_adapter.store.database.patience import PatientDatabase
 from plan_adapter.store.database.rows import context_columns, dump_json, folder_column, load_json, rollback_column
+from plan_adapter.store.database.tables import audit as audit_log
 from plan_adapter.store.database.tables import runs, step_runs
 from plan_adapter.store.leases import Claim
 from plan_adapter.store.proof import audit, entries, tombstones
@@ -59,8 +61,12 @@ class RunLedger(StorePart):
 
     # Executing a run
 
-    async def create(self, run: PlanRun, validated: "ValidatedPlan", *, event: EventClaim | None = None) -> TriggerRecord | None:
+    async def create(
+        self, run: PlanRun, validated: "ValidatedPlan", *, event: EventClaim | None = None, variables: Mapping[str, str] | None = None
+    ) -> TriggerRecord | None:
         """Record a new run with its plan and tool definitions. If the store has a tenant, the run gets that tenant.
+
+        `variables` are the Prefect variables that gave values, by input.
 
         If an `event` starts it, and another run was started for the same alert, count the event and return that one: no run is created.
 
@@ -73,11 +79,17 @@ class RunLedger(StorePart):
         run.tenant_id = self._with_tenant(run).tenant_id
         # Built before the transaction begins, because it is slow for a large plan.
         plan, implied = plans.plan_row(validated.plan, run.digest, run), plans.implied_row(validated, run)
-        return await self._create(plan, implied, _run_row(run, validated, implied["digest"]), event)
+        return await self._create(plan, implied, _run_row(run, validated, implied["digest"]), event, variables or {})
 
     @writes
     def _create(
-        self, connection: Connection, plan: dict[str, Any], implied: dict[str, Any], run: dict[str, Any], event: EventClaim | None
+        self,
+        connection: Connection,
+        plan: dict[str, Any],
+        implied: dict[str, Any],
+        run: dict[str, Any],
+        event: EventClaim | None,
+        variables: Mapping[str, str],
     ) -> TriggerRecord | None:
         if event is not None and (other := trigger_events.claim(connection, run, event)) is not None:
             return other
@@ -86,10 +98,19 @@ class RunLedger(StorePart):
         created = insert_into(runs, connection.dialect.name).values(run).on_conflict_do_nothing(index_elements=[runs.c.id])
         if connection.execute(created.returning(runs.c.id)).first() is None:
             raise RunConflictError(f"there is already a run {run['id']}")
-        audit.append(connection, run["id"], [entries.of_creation(json_row(runs, run), audit.witness_of(connection, run))])
+        row = json_row(runs, run)
+        read = [entries.of_variable(row, name, variable) for name, variable in variables.items()]
+        audit.append(connection, run["id"], [entries.of_creation(row, audit.witness_of(connection, run)), *read])
         if event is not None:
             trigger_events.record(connection, run, event)
         return None
+
+    @reads
+    def variables(self, connection: Connection, run_id: str) -> dict[str, str]:
+        """Return the Prefect variables that gave the run values, by input."""
+        same = (audit_log.c.run_id == id_of(connection, self.tenant_id, run_id), audit_log.c.kind == "variable_read")
+        query = select(audit_log.c.row_id, audit_log.c.message).where(*same).order_by(audit_log.c.number)
+        return {row.row_id: row.message for row in connection.execute(query)}
 
     async def update(self, run: PlanRun) -> None:
         """Record the status, reason, message, outputs, times and approval of `run`. Releases the run unless it is executing.

@@ -127,6 +127,7 @@ class RunFacts:
     outputs: Mapping[str, str]
     steps: tuple[StepFacts, ...]
     left_behind: tuple[LeftBehind, ...]
+    trigger: TriggerRecord | None = None  # the event that started it, and how many came for it so far
 
     @property
     def full_name(self) -> str:
@@ -184,10 +185,12 @@ def run_facts(
     *,
     run_name: str | None = None,
     waiting: Collection[tuple[str | None, int | None]] = (),
+    trigger: TriggerRecord | None = None,
 ) -> RunFacts:
     """Return the facts of `run`. `attempts` and `receipts` are all of its own, and `commands` those without a recorded end.
 
-    `waiting`: the steps and items at whose gates it waits for an answer; a step None stands for the plan.
+    `waiting`: the steps and items at whose gates it waits for an answer; a step None stands for the plan. `trigger`: the event that
+    started it.
     """
     calls = _Calls(run, attempts, receipts, waiting)
     return RunFacts(
@@ -206,6 +209,7 @@ def run_facts(
         outputs={name: _short(value) for name, value in run.outputs.items()},
         steps=tuple(_step_facts(run, calls)),
         left_behind=tuple(_left_behind(run, calls, commands)),
+        trigger=trigger,
     )
 
 

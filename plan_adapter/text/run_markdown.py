@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from plan_adapter.model.language import tr
 from plan_adapter.model.readable import code, counted, listed, words
-from plan_adapter.text.run_facts import NOTHING_LEFT, SHAPES, RunFacts, StepFacts, started_text
+from plan_adapter.text.run_facts import NOTHING_LEFT, SHAPES, RunFacts, StepFacts, started_text, trigger_text
 
 SHOWN_CALLS = 20
 SHOWN_ITEMS = 100
@@ -25,6 +25,7 @@ def run_markdown(facts: RunFacts) -> str:
     lines += [tr("{show} says what to type next; {report} writes everything to one HTML file.", show=show, report=report), ""]
     lines += [f"- {tr('output {name}', name=code(name))}: {code(value)}" for name, value in facts.outputs.items()]
     lines += [f"- {tr('input {name}', name=code(name))}: {code(value)}" for name, value in facts.inputs.items()]
+    lines += [f"- {trigger_text(facts.trigger)}"] if facts.trigger is not None else []
     lines += [f"- {started_text(facts, words)}: {words(facts.progress)}", "", f"### {tr('Steps')}", ""]
     for step in facts.steps[:SHOWN_STEPS]:
         lines += _step_lines(step)

@@ -190,6 +190,7 @@ class BoundPlan:
     inputs: dict[str, JsonValue]
     approval_digest: str
     folder: RunFolder | None = None  # the folder that the run was moved to; also covered by the digest
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])  # the Prefect variables that gave values, by input
 
     @property
     def hosts(self) -> Mapping[str, JsonValue]:

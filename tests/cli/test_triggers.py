@@ -232,6 +232,8 @@ def test_equal_events_start_one_run_that_counts_them(plan: Plan, name: str) -> N
     assert (shown["trigger"]["event"], shown["trigger"]["events"]) == (f"{name}.firing", 5)
     assert "5 events" in plan("show", run["id"]).out
     assert "5 events" in plan("show", run["id"], "--all").out
+    plan("report", run["id"], "-o", "report.html")
+    assert "5 events" in Path("report.html").read_text(encoding="utf-8")
 
 
 def test_a_false_condition_starts_nothing(plan: Plan, name: str) -> None:

@@ -86,6 +86,7 @@ async def test_a_given_value_wins_and_a_default_counts_if_there_is_no_variable(v
     await Variable.aset(variable, "ana")
     assert (await run(document(variable, default="ben"), store)).inputs == {"who": "ana"}
     assert (await run(document(variable, default="ben"), store, inputs={"who": "chi"})).inputs == {"who": "chi"}
+    assert [await store.ledger.variables(run.id) for run in await store.runs()] == [{}, {"who": variable}, {}]
 
 
 async def test_what_does_not_fit_is_refused_before_anything_runs(variable: str, store: PlanStore) -> None:
@@ -114,6 +115,7 @@ async def test_a_compiled_flow_reads_it_and_a_resume_keeps_what_was_read(variabl
     await Variable.aset(variable, "ana")
     ended = await compile_plan(validate(load_plan(document(variable)), TOOLS), tools=TOOLS, store=store)()
     assert ended.inputs == {"who": "ana"}
+    assert await store.ledger.variables(ended.id) == {"who": variable}
     async with get_client() as client:
         assert (await client.read_flow_run(ended.flow_run_id)).name == "greet ana"
 
@@ -136,7 +138,12 @@ def test_the_command_line_reads_it_and_says_where_it_comes_from(variable: str, p
     Variable.set(variable, "ana")
     assert '"ana"' in json.dumps(plan("preview", "greet.yaml", "--json").lines)
     assert plan("run", "greet.yaml", "--dry-run").code == 0
-    assert plan("run", "greet.yaml", "--json").run["inputs"] == {"who": "ana"}
+    ended = plan("run", "greet.yaml", "--json").run
+    assert ended["inputs"] == {"who": "ana"}
+    assert plan("show", ended["id"], "--json").run["variables"] == {"who": variable}
+    for option in ([], ["--all"]):
+        assert "the input who came from the Prefect variable" in plan("show", ended["id"], *option).out.replace("`", "")
+    assert plan("verify", ended["id"]).code == 0
     shown = plan("save", "greet.yaml")
     assert shown.code == 0
     assert f"Prefect variable `{variable}`" in plan("show", "greet.yaml").out

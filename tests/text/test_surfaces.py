@@ -1,6 +1,7 @@
 """Tests that no fact differs between the surfaces that show it: `plan show`, the report, the artifact, the tree, gates, previews, pages."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -16,6 +17,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.options import Effect
 from plan_adapter.model.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.model.readable import plain
+from plan_adapter.model.triggers import TriggerRecord
 from plan_adapter.runbooks.deploy import _description  # pyright: ignore[reportPrivateUsage]
 from plan_adapter.text.plan_graph import GraphNode, PlanGraph, tree_text
 from plan_adapter.text.plan_text import plan_gate_text
@@ -157,3 +159,11 @@ def test_every_surface_of_a_plan_names_the_same_steps_that_cannot_be_undone(plan
     for surface, names in shown.items():
         assert set(re.findall(r"\bs\d+\b", names)) == final, (surface, names)
     assert all(f"{step}" in gate_summary(request) for step in final)
+
+
+@settings(max_examples=1)
+@given(runs())
+def test_the_report_in_prefect_says_how_many_events_came_for_the_run(facts: RunFacts) -> None:
+    shown = run_markdown(replace(facts, trigger=TriggerRecord(facts.id, "alertmanager.alert.firing", "e1", 99)))
+    assert "started by the event `alertmanager.alert.firing` (e1); so far 99 events came for this run" in shown
+    assert "event" not in run_markdown(facts)

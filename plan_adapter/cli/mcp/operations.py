@@ -54,7 +54,7 @@ from plan_adapter.runs.resume import can_ask_again
 from plan_adapter.runs.run_session import RunRequest, server_of
 from plan_adapter.runs.secret_lookup import model_redactor
 from plan_adapter.runs.start import create_run
-from plan_adapter.runs.variables import with_variables
+from plan_adapter.runs.variables import note_variables, with_variables
 from plan_adapter.store.store import PlanStore
 from plan_adapter.text.commands import answer_command
 from plan_adapter.text.preview import preview_plan
@@ -385,11 +385,11 @@ class Operations:
 
         A person chose the plan if it `is_runbook`.
         """
-        chosen = [*inputs] if is_runbook else None
+        chosen, before = [*inputs] if is_runbook else None, inputs
         if validated.plan.unread_variables(inputs):
             server = None if self.workers.offline else await server_of(RunRequest(settings=self.settings))
             inputs = await with_variables(validated.plan, inputs, server=server)
-        bound = self._bind(validated, inputs, chosen=chosen)
+        bound = note_variables(self._bind(validated, inputs, chosen=chosen), before=before, after=inputs)
         refuse_operation(bound.validated.plan, await self.store.policy.effective(self.settings), by=self.agent.by, operation="run")
         waiting = await self.store.runs(MAX_LISTED_RUNS, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
         if sum(run.requested_by == self.agent.by for run in waiting) >= MAX_WAITING_RUNS:

@@ -126,7 +126,7 @@ async def _run(source: str, texts: dict[str, str], tools: list[str], options: Ru
     from plan_adapter.runs.run_session import look_up_secrets_on
     from plan_adapter.runs.secret_lookup import refuse_missing_secrets
     from plan_adapter.runs.start import execute_plan
-    from plan_adapter.runs.variables import with_variables
+    from plan_adapter.runs.variables import note_variables, with_variables
 
     settings = Settings()
     async with open_store(settings) as store:
@@ -137,12 +137,12 @@ async def _run(source: str, texts: dict[str, str], tools: list[str], options: Ru
         can_ask = is_at_terminal() and not (options.json or options.yes)
         reads = bool(validated.plan.unread_variables(texts))
         server = await in_daemon_thread(pending.wait) if pending is not None and (reads or (can_ask and validated.secrets)) else None
-        given = await with_variables(validated.plan, texts, server=server)
+        given = known = await with_variables(validated.plan, texts, server=server)
         if can_ask:
             with look_up_secrets_on(server):  # before anybody types a value that the run would then not use
                 await refuse_missing_secrets(validated, settings)
             given = await ask_missing_inputs(validated.plan, given)
-        bound = bind_inputs(validated, given, from_text=True)
+        bound = note_variables(bind_inputs(validated, given, from_text=True), before=texts, after=known)
         if server is None and pending is not None:
             server = await in_daemon_thread(pending.wait)
         foreground = ForegroundRun(server, options, store=store, tools=registry, imports=tools)

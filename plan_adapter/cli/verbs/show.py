@@ -1,7 +1,8 @@
 """`plan show`."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -159,6 +160,7 @@ class ShownRun:
     receipts: "Sequence[Receipt]"
     trigger: "TriggerRecord | None" = None  # the event that started it
     override: str | None = None  # who asked to override a change freeze for it, and why
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])  # the Prefect variables that gave it values, by input
 
 
 def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
@@ -175,7 +177,12 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
             if step["id"] in found.rounds:
                 step["rounds"] = [asdict(round_) for round_ in found.rounds[step["id"]]]
         more = {"gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier}
-        more |= {"trigger": _trigger_json(found.trigger), "freeze_override": found.override, "next": found.next_text}
+        more |= {
+            "trigger": _trigger_json(found.trigger),
+            "variables": dict(found.variables),
+            "freeze_override": found.override,
+            "next": found.next_text,
+        }
         output.json_line("run", {**shown, **more})
         return
     if not shows_all:
@@ -194,9 +201,13 @@ def _show_run(found: ShownRun, *, as_json: bool, shows_all: bool) -> None:
 
 
 def _started_lines(found: ShownRun) -> list[str]:
-    """Return which event started the run, and who asked to override a change freeze for it."""
-    trigger = [] if found.trigger is None else [trigger_text(found.trigger)]
-    return trigger + ([] if found.override is None else [tr("override of a change freeze: {asked}", asked=prose(found.override))])
+    """Return which event started the run, which inputs came from Prefect variables, and who asked to override a change freeze for it."""
+    texts = [] if found.trigger is None else [trigger_text(found.trigger)]
+    texts += [
+        tr("the input {name} came from the Prefect variable {variable}", name=code(name), variable=code(variable))
+        for name, variable in found.variables.items()
+    ]
+    return texts + ([] if found.override is None else [tr("override of a change freeze: {asked}", asked=prose(found.override))])
 
 
 def _trigger_json(trigger: "TriggerRecord | None") -> dict[str, Any] | None:
@@ -319,6 +330,7 @@ async def shown_run(run_id: str, store: "PlanStore", settings: Settings) -> Show
         receipts,
         await store.trigger_events.of_run(run.id),
         await store.operator_requests.override(run.id),
+        await store.ledger.variables(run.id),
     )
 
 

@@ -15,6 +15,7 @@ from plan_adapter.store.proof.digests import JsonRow, instant_text, row_digest
 # A kind that describes a row of a table, other than the run's own, is in `DESCRIBED_TABLES`.
 AuditKind: TypeAlias = Literal[
     "run_created",
+    "variable_read",  # an input whose value a Prefect variable gave: `message` is the variable, `row_id` the input
     "approved",
     "rejected",
     "changes_requested",
@@ -108,6 +109,11 @@ def of_run(row: JsonRow, kind: AuditKind, *, at: str | None = None, message: str
 def of_creation(row: JsonRow, witness: str) -> Entry:
     """Return the first entry of a run. `witness` names the newest policy, tombstone and version: see `audit.witness_of`."""
     return of_run(row, "run_created", message=_text(row["name"]), row_id=witness)
+
+
+def of_variable(row: JsonRow, name: str, variable: str) -> Entry:
+    """Return the entry for a Prefect variable that gave a new run its input `name`."""
+    return Entry(_text(row["created_at"]), "variable_read", message=variable, row_id=name)
 
 
 def of_run_end(row: JsonRow) -> Entry:

@@ -55,9 +55,11 @@ def is_rolled_back(plan: ExecutionPlan, history: RunHistory, ended: RollbackStat
     """Return whether the run itself has begun to roll back. False if only items that failed were rolled back, each by itself.
 
     A failure need not have a receipt: the expressions of a call may fail before it. But an item that completed is only rolled back with the
-    run. `ended` tells how the run's last rollback ended (`PlanRun.rollback`): it may have undone nothing but the rest of a failed item.
+    run. `ended` tells how the run's last rollback ended (`PlanRun.rollback`): it may have undone nothing but the rest of a failed item. It
+    undid nothing at all if the outcome of a step is still unknown.
     """
-    if ended is not None and history.has_rollbacks:
+    final = {step.id for step in plan.finally_}  # they run after the rollback
+    if ended is not None and history.has_rollbacks and final.issuperset(history.unknown_steps):
         return True
     own = {
         (step.id, item)

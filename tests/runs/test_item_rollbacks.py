@@ -16,6 +16,7 @@ from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import ResumeOptions, RunHistory
 from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.gates import ApprovalRequest, CallbackApprover
+from plan_adapter.model.errors import UnknownOutcomeError
 from plan_adapter.model.options import ExecutionOptions
 from plan_adapter.model.plan import Rollback, Step
 from plan_adapter.model.status import RunReason
@@ -26,6 +27,7 @@ from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.run_session import RunRequest
 from plan_adapter.store import PlanStatus, dump_plan
 from plan_adapter.text.preview import preview_plan, preview_text
+from plan_adapter.tools import Done
 from plan_adapter.validation import bind_inputs, validate
 from tests.cli.test_unknown_outcomes import ANSWERS, CHECK_FIRST
 from tests.engine.calls import task_runs
@@ -254,6 +256,39 @@ async def test_an_item_with_an_unknown_outcome_is_not_rolled_back(cluster: Clust
     await aresolve_step(ended.id, "restart", "again", item=0, by="ana", store=store)
     ended = await aresume_run(ended.id, tools=cluster.tools, store=store, offline=True)
     assert (cluster.done, ended.reason) == (["drain a"], RunReason.UNKNOWN)
+
+
+async def test_a_resume_asks_the_probe_again_although_another_item_was_rolled_back(cluster: Cluster, store: PlanStore) -> None:
+    is_reachable = False
+
+    async def find(what: str) -> Done | None:
+        return Done(f"{what} done") if is_reachable else None
+
+    @tool(effect="write", probe=find)
+    async def restart(what: str) -> str:
+        """Restart a node, or lose the connection to it."""
+        if what.endswith("b"):
+            raise ValueError(f"{what} is broken")
+        cluster.done.append(what)
+        if what.endswith("c"):
+            raise UnknownOutcomeError("the connection is lost")
+        return f"{what} done"
+
+    tools = ToolRegistry([*cluster.tools, restart])
+    plan = alone(act("drain", undo=True), act("restart", "drain", tool_name="restart"), items="['a', 'b', 'c', 'd']", max_failures=1)
+    ended = await arun_plan(plan, tools=tools, store=store, offline=True)
+    assert (items_of(ended), ended.reason) == (
+        ["a completed", "b failed and rolled back", "c failed", "d skipped"],
+        RunReason.UNKNOWN,
+    )
+    assert "rolled back: nothing, because the outcome of `restart[c]` is unknown" in (ended.message or "")
+    is_reachable, done = True, [*cluster.done]
+
+    resumed = await aresume_run(ended.id, tools=tools, store=store, offline=True)
+
+    assert cluster.done == [*done, "drain d", "restart d"]
+    assert items_of(resumed) == ["a completed", "b failed and rolled back", "c completed", "d completed"]
+    assert (resumed.status, resumed.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
 
 
 async def test_an_unknown_outcome_of_the_rollback_waits_for_a_person_and_a_resume_continues(cluster: Cluster, any_store: PlanStore) -> None:

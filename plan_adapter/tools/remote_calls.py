@@ -13,6 +13,9 @@ from plan_adapter.tools.tool import ToolContext
 WAIT_SECONDS = 5
 """How long one connection waits for the end of a command."""
 
+PAUSE_SECONDS = 1.0
+"""How long to wait before asking a host again, if the connection was lost."""
+
 END_SECONDS = 4.5
 """How long to try to end a command. A cancelled tool is closed by force after 5 s."""
 
@@ -79,6 +82,9 @@ class RemoteCall:
 
     async def _ask(self, seconds: int) -> _Record:
         result = await self._connection.ask(ask_program(self._name, seconds=seconds))
+        if result.exit_code == LOST:  # this connection may be lost like the first one, when a network fails for a moment
+            await asyncio.sleep(PAUSE_SECONDS)
+            result = await self._connection.ask(ask_program(self._name, seconds=seconds))
         if result.exit_code != 0 or not (answer := answer_in(result.stdout)):
             raise UnknownOutcomeError(f"how the command ended is not known: {self._connection.why_failed(result)}")
         return _Record(answer[0], tuple(map(int, answer[1:])))

@@ -259,6 +259,21 @@ async def test_a_lost_connection_ends_nothing_and_the_result_is_read_from_the_re
     assert await running == {"host": HOST, "exit_code": 0, "stdout": "done\n", "stderr": "完\n"}
 
 
+@pytest.mark.thorough  # 6 s
+async def test_a_connection_that_is_lost_while_a_host_is_asked_is_made_again(
+    server: SshServer, context: ToolContext, lines: Lines, tmp_path: Path
+) -> None:
+    running = asyncio.ensure_future(ssh(context=context, **waits(tmp_path, "echo done")))
+    await begun(tmp_path)
+    server.end_sessions()
+    await lines.wait_for_line(r"the command still runs on web-1 \(process \d+, for \d+ s\); waiting for its end")
+    before = server.connections
+    await until(lambda: server.connections > before)
+    server.end_sessions()
+    (tmp_path / "release").touch()
+    assert (await running)["stdout"] == "done\n"
+
+
 async def test_a_host_that_cannot_be_asked_leaves_the_outcome_unknown(
     server: SshServer, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

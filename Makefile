@@ -50,8 +50,8 @@ browser: $(STAMP)  ## test gates in Prefect's UI with Chromium; screenshots go t
 	@$(PYTHON) -m pytest tests/browser -m "not benchmark" --screenshots screenshots
 
 # Runs on both databases and two cores. A violation is printed with the command that replays it.
-faults: $(STAMP)  ## kill runs N (1000) times at crash points, race them N/2 times from SEED on, and check their records; with GOALS=1, runs with goals
-	@$(PYTHON) -m tests.faults N=$(N) SEED=$(SEED) GOALS=$(GOALS) REPLAY=$(REPLAY)
+faults: $(STAMP)  ## kill runs N (1000) times at crash points, race them N/2 times from SEED on, and check their records; with GOALS=1, runs with goals; with HOSTS=20, rolling restarts over SSH and their connections
+	@$(PYTHON) -m tests.faults N=$(N) SEED=$(SEED) GOALS=$(GOALS) HOSTS=$(HOSTS) REPLAY=$(REPLAY)
 
 simulate: $(STAMP)  ## simulate RUNS (1000) runs on virtual time from SEED on, with faults and rivals; SEED alone prints one run
 	@$(PYTHON) -m tests.simulation RUNS=$(RUNS) SEED=$(SEED) VARIANT="$(VARIANT)"

@@ -4,6 +4,7 @@ Each process has its own signals, terminal, files and exit code, but saves the s
 the start of Python (its encoding or its imports) need `subprocess`.
 """
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -29,7 +30,7 @@ FORKS.set_forkserver_preload(
         "plan_adapter.store.database.sqlite",
         "cyclopts",
         "rich.console",
-        "tests.faults.child",
+        "tests.faults.fleet_child",
     ]
 )
 
@@ -115,6 +116,25 @@ def run_plan(
         out.seek(0)
         err.seek(0)
         return Ended(code, out.read(), err.read())
+
+
+def kill_descendants(pid: int, name: str) -> int:
+    """Kill the processes below process `pid` whose program has `name` in its name. Return how many it killed."""
+    killed = 0
+    for descendant in _descendants(pid):
+        with contextlib.suppress(OSError):
+            if name in Path(f"/proc/{descendant}/comm").read_text():
+                os.kill(descendant, signal.SIGKILL)
+                killed += 1
+    return killed
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
+    return [*children, *(inner for child in children for inner in _descendants(child))]
 
 
 def _opened(file: int | None, *, writes: bool = False) -> tuple[IO[str] | None, Connection]:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -13,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.processes import kill_descendants
 
 SSHD = shutil.which("sshd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
 
@@ -101,18 +102,7 @@ class SshServer:
 
     def end_sessions(self) -> None:
         """Kill the server's processes of all open connections, as if the network had failed. What they started keeps running."""
-        for pid in _descendants(self.process.pid):
-            with contextlib.suppress(OSError):
-                if "sshd" in Path(f"/proc/{pid}/comm").read_text():
-                    os.kill(pid, signal.SIGKILL)
-
-
-def _descendants(pid: int) -> list[int]:
-    try:
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:  # it has ended
-        return []
-    return [*children, *(inner for child in children for inner in _descendants(child))]
+        kill_descendants(self.process.pid, "sshd")
 
 
 def _user() -> str:
@@ -128,9 +118,15 @@ def _make_key(file: Path) -> str:
 @pytest.fixture(scope="session")
 def ssh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
     """The session's SSH server. Skips the test where there is none."""
+    with running_server(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running_server(folder: Path) -> Iterator[SshServer]:
+    """Start a server that keeps its files in `folder`, and end it with all its connections. Skips the test where there is none."""
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("OpenSSH's server is not installed: apt-get install openssh-server")
-    folder = tmp_path_factory.mktemp("sshd")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     host_key = _make_key(folder / "host_key")

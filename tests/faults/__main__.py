@@ -1,7 +1,7 @@
 """`python -m tests.faults N=1000 SEED=1`: N kills and N/2 races, half on SQLite and half on PostgreSQL.
 
 With `GOALS=1`, every run has a goal. `REPLAY=kind/seed/database` repeats one trial and prints its events. The seed decides plans, people's
-actions and faults, but not the order of threads.
+actions and faults, but not the order of threads. With `HOSTS=20`, restarts of 20 hosts are killed instead: see `fleet`.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
+from tests.faults.fleet import kill_fleets
 from tests.faults.harness import ALL_TARGETS, InOrder, random_fault, run_trial
 from tests.faults.races import RACES, race
 from tests.faults.shares import AIMED, AIMED_TARGETS, Share, run_share
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     options = {name: value for name, _, value in (argument.partition("=") for argument in arguments)}
     for name in [name for name in os.environ if name.startswith(("PREFECT_", "PLAN_ADAPTER_"))]:
         del os.environ[name]
+    if hosts := options.get("HOSTS"):
+        return kill_fleets(int(options.get("N") or 300), int(options.get("SEED") or 1), int(hosts))
     memory = Path("/dev/shm")  # it keeps what a killed process wrote, and is faster than a disk
     folder = Path(tempfile.mkdtemp(prefix="plan-faults-", dir=memory if memory.is_dir() else None))
     with ExitStack() as stack:

@@ -17,6 +17,7 @@ from plan_adapter.runs import ending, resume, step_gates
 from plan_adapter.store import leases, outcomes, permission, recorder
 from plan_adapter.store.database.tables import leases as lease_table
 from plan_adapter.store.proof import audit
+from plan_adapter.tools import remote_calls, remote_programs
 from tests.faults.plans import Scenario, has_commands
 
 Target = tuple[CrashPoint, str | None]
@@ -196,6 +197,24 @@ def _writes_of_goals_need_no_approval() -> None:
     goal_calls.GoalCalls.call = call
 
 
+def _hosts_are_not_asked() -> None:
+    async def follow(*_: Any, **__: Any) -> None:
+        """Say that the command has not begun."""
+
+    remote_calls.RemoteCall.follow = follow
+
+
+def _asking_prevents_nothing() -> None:
+    says_never = """
+    [ -e "$pa_call/pid" ] || {
+        mkdir -p "$pa_call" && echo never >"$pa_call/asked.$$" && ln "$pa_call/asked.$$" "$pa_call/asked"
+        echo "@PREFIX@never"
+        exit
+    }
+"""
+    remote_programs._ASK = says_never + remote_programs._ASK.replace("pa_claim never", ":")
+
+
 def _has_goals(scenario: Scenario) -> bool:
     return any(step.goal is not None for step in scenario.plan.all_steps)
 
@@ -273,3 +292,9 @@ VARIANTS: dict[str, Variant] = {
     "epochs are not compared": Variant(_epochs_are_not_compared, frozenset({"fence"}), at=(("before-end", None),), race="one_takes_over"),
     "a lease is always granted": Variant(_leases_are_granted, frozenset({"two runners"}), at=(("claimed", None),), race="one_is_held"),
 }
+
+HOST_VARIANTS: dict[str, Variant] = {
+    "a host is not asked how a command ended": Variant(_hosts_are_not_asked, frozenset({"twice"})),
+    "a command may begin after its probe": Variant(_asking_prevents_nothing, frozenset({"twice"})),
+}
+"""Variants that only restarts of a fleet detect."""

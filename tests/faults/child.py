@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,7 +36,7 @@ from plan_adapter.store.database import postgresql, sqlite  # noqa: F401  # as a
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate
-from tests.faults.broken import VARIANTS
+from tests.faults.broken import HOST_VARIANTS, VARIANTS
 from tests.faults.goals import UNWANTED, LoggedModel
 from tests.faults.plans import ANSWERS, SCHEDULE, scenario_of
 from tests.faults.world import HERE, TOOLS, Line, Unit, lines_of
@@ -60,8 +60,13 @@ class Fault:
         """Return whether this crash point is the fault's, whatever its number."""
         return point == self.point and self.detail in (None, detail)
 
+    @property
+    def place(self) -> str:
+        """The crash point and the detail."""
+        return f"{self.point}{'' if self.detail is None else f' ({self.detail})'}"
+
     def __str__(self) -> str:
-        return f"{self.point}{'' if self.detail is None else f' ({self.detail})'} #{self.number}"
+        return f"{self.place} #{self.number}"
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ class Order:
     variant: str | None = None
     lease: tuple[float, float] | None = None  # its seconds, and the grace period in seconds
     server: str | None = None  # Prefect's API
+    cuts: tuple[Fault, ...] = ()  # where the connections to hosts are cut
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,9 @@ class Report:
     message: str = ""
 
 
+Execute = Callable[[Order], Coroutine[Any, Any, PlanRun | None]]
+"""Executes an order and returns the run, if there is one."""
+
 STACKS = signal.SIGUSR1
 """The signal that makes a process write its stacks to its log and end."""
 
@@ -125,8 +134,8 @@ STOPPED = Report("stopped")
 """The report of a process just before its fault stops it."""
 
 
-def execute_order(order: Order, pipe: Connection) -> None:
-    """Execute `order` and send a report."""
+def execute_order(order: Order, pipe: Connection, execute: Execute | None = None) -> None:
+    """Execute `order`, with `execute` in place of a run of its seed, and send a report."""
     workspace = order.workspace
     log = os.open(workspace.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
@@ -140,9 +149,9 @@ def execute_order(order: Order, pipe: Connection) -> None:
     if order.lease is not None:
         leases.GRACE_SECONDS = order.lease[1]
     if order.variant is not None:
-        VARIANTS[order.variant].breaks()
+        {**VARIANTS, **HOST_VARIANTS}[order.variant].breaks()
     try:
-        run = asyncio.run(_execute(order))
+        run = asyncio.run((execute or _execute)(order))
         report = Report("none" if run is None else run.status.value)
     except Exception as error:
         logging.getLogger(__name__).exception("it raised")

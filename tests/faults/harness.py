@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from plan_adapter import PlanRun, PlanStore, ToolRegistry
+from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback_units import is_rolled_back, rolled_back_items, units_to_roll_back
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.coverage import new_standing_approval
@@ -186,9 +187,7 @@ class Trial:
             if remaining and not is_refused:
                 return self.order("undo", fault=self.choose(self))
             return self.order("resolve", fault=self._fault_of_resolve()) if unknown else None  # also where no rollback can follow
-        alone = {step.id: rolled_back_items(group, plan, history) for group in plan.all_steps for step in group.steps}
-        # A rollback of an item that was resolved waits for a resume.
-        is_finished = not any(item in alone.get(step_id, ()) for step_id, item in units_to_roll_back(plan, history))
+        is_finished = not item_rollbacks_left(plan, history)  # that of an item that was resolved waits for a resume
         if run.reason in (RunReason.STEP_FAILED, RunReason.EXHAUSTED) and not unknown and (is_finished or self._was_revoked(run)):
             return None
         return self.order("resume", fault=self.choose(self))
@@ -291,6 +290,12 @@ class Trial:
         else:
             step.parameters = {**step.parameters, "body": f"{fresh}-{new_id()} {str(step.parameters['body']).partition(' ')[2]}".rstrip()}
         await arevise_run(run.id, plan, tools=self.tools, by=BY, note="say it otherwise", store=self.store)
+
+
+def item_rollbacks_left(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
+    """Return the calls of failed items whose rollback has begun and still has to undo them."""
+    alone = {step.id: rolled_back_items(group, plan, history) for group in plan.all_steps for step in group.steps}
+    return [(step_id, item) for step_id, item in units_to_roll_back(plan, history) if item in alone.get(step_id, ())]
 
 
 def _step_in_its_document(plan: ExecutionPlan, step: Step) -> Step:

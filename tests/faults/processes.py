@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from tests.faults import child
-from tests.faults.child import STACKS, STOPPED, Order, Report
+from tests.faults.child import STACKS, STOPPED, Execute, Order, Report
 from tests.processes import FORKS
 
 TIMEOUT_SECONDS = 60.0
@@ -36,16 +36,20 @@ class Child:
         self._receive()
         return self.last_report
 
-    async def final_report(self) -> Report:
-        """Return the last report after the process has ended. Without one, return an error with the exit code and the end of the log."""
-        in_time = await _readable_within(TIMEOUT_SECONDS, self.process.sentinel)
+    async def final_report(self, seconds: float | None = None) -> Report:
+        """Return the last report after the process has ended. Without one, return an error with the exit code and the end of the log.
+
+        A process that does not end within `seconds` (default: TIMEOUT_SECONDS) is ended.
+        """
+        seconds = TIMEOUT_SECONDS if seconds is None else seconds
+        in_time = await _readable_within(seconds, self.process.sentinel)
         if not in_time:
             await self._end()
         self._receive()
         self.pipe.close()
         if in_time and self.last_report is not None and self.last_report != STOPPED:
             return self.last_report
-        how = f"ended with {self.process.exitcode}" if in_time else f"did not end within {TIMEOUT_SECONDS:g} s"
+        how = f"ended with {self.process.exitcode}" if in_time else f"did not end within {seconds:g} s"
         log = self.log.read_text(errors="replace")[-MAX_LOG:] if self.log.exists() else ""
         return Report(error=NO_REPORT, message=f"it {how}, after {self.last_report}\n{log}")
 
@@ -65,10 +69,10 @@ class Child:
             pass
 
 
-def start(order: Order) -> Child:
-    """Start a forked process, with all imports done, that executes `order`."""
+def start(order: Order, execute: Execute | None = None) -> Child:
+    """Start a forked process, with all imports done, that executes `order`, with `execute` in place of a run of its seed."""
     ours, theirs = FORKS.Pipe(duplex=False)
-    process = FORKS.Process(target=child.execute_order, args=(order, theirs), daemon=True)
+    process = FORKS.Process(target=child.execute_order, args=(order, theirs, execute), daemon=True)
     process.start()
     theirs.close()
     return Child(process, cast("Connection", ours), order.workspace.log)

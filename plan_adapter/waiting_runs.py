@@ -5,7 +5,6 @@ A function whose name begins with `a` is awaited. Its twin without the `a` is fo
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 from pydantic import JsonValue
 
@@ -13,7 +12,17 @@ from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.identity import DIGEST_BEGINNING
 from plan_adapter.loading import PlanSource, aplan_of
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import GATE_ANSWERS, Answer, Decision, Gate, GateAnswer, Resolution
+from plan_adapter.model.approvals import (
+    DELEGATE,
+    GATE_ANSWERS,
+    TAKE_BACK,
+    Answer,
+    Decision,
+    DelegationKind,
+    Gate,
+    GateAnswer,
+    Resolution,
+)
 from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError
 from plan_adapter.model.hooks import Hooks
 from plan_adapter.model.problems import did_you_mean
@@ -141,7 +150,7 @@ async def aanswer_gate(
     `gate` is a gate that `aopen_gates` returned, or its id. With an id, `digest` must be the digest that the person saw
     (`gate.approval_digest`), or at least 8 characters of its beginning. `values` are the answer to a question, by field. `result` is what
     the call returned, for `done`. `request_changes` needs a `note`. `delegate` leaves the gate open and lets the person `to` answer in the
-    place of `by`.
+    place of `by`; `take_back` ends that, until `to` has answered.
 
     `by` is recorded as an unverified name, unless `code`, a one-time code, or `signature` proves it. So let your program sign people in.
 
@@ -233,9 +242,9 @@ def _status_of(status: str) -> PlanStatus:
         raise ValueError(f"no run has the status `{status}`; {did_you_mean(str(status), [*PlanStatus])}") from None
 
 
-def _decision_of(gate: Gate, decision: GateAnswer) -> Decision | Resolution | Literal["delegate"]:
+def _decision_of(gate: Gate, decision: GateAnswer) -> Decision | Resolution | DelegationKind:
     """Return `decision` as it is recorded. Raises InvalidAnswerError if this kind of gate does not take it."""
-    if decision == "delegate" and gate.kind != "outcome":
+    if decision in (DELEGATE, TAKE_BACK) and gate.kind != "outcome":
         return decision
     if decision not in (known := GATE_ANSWERS[gate.kind]):
         takes, near = ", ".join(f"`{one}`" for one in known), did_you_mean(str(decision), known)

@@ -11,7 +11,7 @@ from tests.test_layering import PACKAGE
 
 PARTIAL = {
     "agent/goal_model.py _DEFAULT_SPEAK": "the other actions end the step and need no sentence",
-    "cli/desk/gate_pages.py LABELS": "who delegates has a form of its own",
+    "cli/desk/gate_pages.py LABELS": "delegations and their end have forms of their own",
     "cli/desk/notices.py _ENDS": "the other ends are answers, which are worded with who gave them",
     "engine/gate_forms.py _PROOFS": "the other proofs have no field in a form",
     "execution/ports.py _IN_WORDS": "the other outcomes are words already",

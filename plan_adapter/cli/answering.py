@@ -18,7 +18,7 @@ from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.gates.signatures import default_key, sign
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import DELEGATE, Answer, Approval, ApprovalRequest, Decision, Gate, Resolution
+from plan_adapter.model.approvals import DELEGATE, Answer, Approval, ApprovalRequest, Decision, DelegationKind, Gate, Resolution
 from plan_adapter.model.errors import ContentChangedError, NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.model.language import tr
 from plan_adapter.model.options import CallKind
@@ -150,10 +150,18 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
     return ExitCode.DONE
 
 
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """The person who is to answer instead of whoever types a command, or with `take_back` no longer is."""
+
+    to: str
+    decision: DelegationKind = DELEGATE
+
+
 async def delegate_in_store(
-    selector: GateSelector, options: AnswerOptions, to: str, store: "PlanStore", settings: Settings, *, as_json: bool
+    selector: GateSelector, options: AnswerOptions, instead: Instead, store: "PlanStore", settings: Settings, *, as_json: bool
 ) -> int:
-    """Let the person `to` answer at a gate in the store instead, and print who may. Raises NotApprovedError if that is refused."""
+    """Let another person answer at a gate in the store, or take that back, and print who may. Raises NotApprovedError if it is refused."""
     from plan_adapter.runs.answers import GateAnswers  # these import SQLAlchemy
     from plan_adapter.waiting_runs import close_gate
 
@@ -161,16 +169,19 @@ async def delegate_in_store(
     request = request_of(gate)
     if not selector.matches_digest(gate.approval_digest):
         raise ContentChangedError(wrong_digest_message(selector, gate, command_of(gate, options), was_asked=False))
-    open_gate = await close_gate(gate, answer_with_proof(options, request, settings, to=to), GateAnswers(store, settings))
+    open_gate = await close_gate(gate, answer_with_proof(options, request, settings, instead=instead), GateAnswers(store, settings))
     given = open_gate.gate_policy.delegations[-1]
     if as_json:
         output.json_line(
-            "answer", {**gate_json(open_gate), "decision": DELEGATE, "by": given.by, "known_by": given.known_by, "to": given.to}
+            "answer", {**gate_json(open_gate), "decision": given.decision, "by": given.by, "known_by": given.known_by, "to": given.to}
         )
         return ExitCode.DONE
     what = gate.name if gate.step_id is None else f"step {gate_place(gate)} of {gate.name}"
-    output.line(f"{given.to} may answer at {what}, instead of {given.by} ({given.known_by}): run {run.id}")
-    output.note(f"`{answer_command(open_gate)}` is what {given.to} types")
+    if given.decision == DELEGATE:
+        output.line(f"{given.to} may answer at {what}, instead of {given.by} ({given.known_by}): run {run.id}")
+    else:
+        output.line(f"{given.to} may no longer answer at {what} in the place of {given.by} ({given.known_by}): run {run.id}")
+    output.note(f"`{answer_command(open_gate)}` is what {given.to if given.decision == DELEGATE else given.by} types")
     return ExitCode.DONE
 
 
@@ -481,22 +492,22 @@ async def _submit_answer(options: AnswerOptions, gate: Gate, request: ApprovalRe
         raise RunConflictError(str(error), ended=run.reason) from error
 
 
-def answer_with_proof(options: AnswerOptions, request: ApprovalRequest, settings: Settings, *, to: str | None = None) -> Answer:
-    """Return the answer with the proof of who gave it; with `to`, that this person answers instead.
+def answer_with_proof(options: AnswerOptions, request: ApprovalRequest, settings: Settings, *, instead: Instead | None = None) -> Answer:
+    """Return the answer with the proof of who gave it; with `instead`, who answers in their place.
 
     Raises NotApprovedError if it cannot be signed.
     """
     by = options.by or os_user()
     channel = "os_user" if by == os_user() else "unverified"
     answer = Answer(
-        decision=options.decision if to is None else DELEGATE,
+        decision=options.decision if instead is None else instead.decision,
         by=by,
         note=options.note,
         channel=channel,
         code=options.code,
         result=options.result,
         digest=request.approval_digest,
-        to=to or "",
+        to="" if instead is None else instead.to.strip(),
     )
     if not options.sign:
         return answer

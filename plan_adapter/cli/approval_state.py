@@ -10,7 +10,7 @@ from plan_adapter.gates.approval import refusal, requires_approval, why_nobody_m
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.quorum import progress_line
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import ANSWERED, Approval, Decision, Delegation, Gate, StandingApproval
+from plan_adapter.model.approvals import ANSWERED, TAKE_BACK, Approval, Decision, Delegation, Gate, StandingApproval
 from plan_adapter.model.inventory import ON
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import call_name, duration, listed, moment, one_line, prose
@@ -295,6 +295,9 @@ def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labe
 
 def _delegation_line(row: Delegation, gate: Gate) -> str:
     by, to, when = f"{prose(row.by)} ({row.known_by})", prose(row.to), moment(row.at)
+    if row.decision == TAKE_BACK:
+        at = tr("the plan") if gate.step_id is None else tr("step {step}", step=prose(gate_place(gate)))
+        return tr("{by} took back at {when} that {to} may answer at {gate}", by=by, to=to, when=when, gate=at) + _note_suffix(row.note)
     if gate.step_id is None:
         return tr("{by} let {to} answer instead at {when}", by=by, to=to, when=when) + _note_suffix(row.note)
     step = prose(gate_place(gate))

@@ -1,10 +1,11 @@
 """Runs, gates, events and differences between plans, as JSON objects and as lines of text."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-from plan_adapter.model.approvals import Gate, GateKind
+from plan_adapter.model.approvals import TAKE_BACK, Delegation, Gate, GateKind, delegations_in_force
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.plan import ExecutionPlan
@@ -80,7 +81,8 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "escalates_at": gate.opened_at + timedelta(milliseconds=gate_policy.escalate_after_ms) if gate_policy.escalate_after_ms else None,
         "escalates_to": [*gate_policy.escalate_to],
         "is_escalated": gate_policy.is_escalated,
-        "delegated": [{"by": row.by, "to": row.to, "known_by": row.known_by, "at": row.at} for row in gate_policy.delegations],
+        "delegated": _delegations_json(delegations_in_force(gate_policy.delegations)),
+        "taken_back": _delegations_json(row for row in gate_policy.delegations if row.decision == TAKE_BACK),
         "requested_by": gate_policy.requested_by,
         "revised_by": gate_policy.revised_by,
         "fields": {name: field.model_dump(mode="json", exclude_defaults=True) for name, field in gate.fields.items()},
@@ -88,6 +90,10 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "attended": gate.attended,
         "has_form": gate.has_form,
     }
+
+
+def _delegations_json(delegations: Iterable[Delegation]) -> list[dict[str, Any]]:
+    return [{"by": row.by, "to": row.to, "known_by": row.known_by, "at": row.at} for row in delegations]
 
 
 NO_FORM = "Prefect does not keep the form of this gate"

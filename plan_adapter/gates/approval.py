@@ -17,17 +17,22 @@ from plan_adapter.gates.policy import EffectivePolicy, intersect, is_name
 from plan_adapter.gates.quorum import nobody_is_named, why_quorum_out_of_reach
 from plan_adapter.model.approvals import (
     DELEGATE,
+    TAKE_BACK,
     Agreement,
     Answer,
     Approval,
     ApprovalRequest,
     Decision,
     Delegation,
+    DelegationKind,
     ExcludedAs,
     FreezeOverride,
     Gate,
     GateKind,
     GatePolicy,
+    delegation_result,
+    delegations_in_force,
+    followed_by,
     person_of,
 )
 from plan_adapter.model.errors import ContentChangedError, InvalidAnswerError, NotApprovedError
@@ -228,12 +233,12 @@ def _escalates_to(
 def policy_in_force(gate_policy: GatePolicy, *, is_escalated: bool, delegations: Sequence[Delegation] = ()) -> GatePolicy:
     """Return `gate_policy` with the people who may answer by now: those that the gate escalated to, and those that approvers named.
 
-    An approver who let another person answer may not answer any more.
+    An approver who let another person answer may not answer any more, unless they took that back.
     """
     approvers = gate_policy.approvers
     if approvers is not None and is_escalated:
         approvers = tuple(dict.fromkeys((*approvers, *gate_policy.escalate_to)))
-    for delegation in delegations:
+    for delegation in delegations_in_force(delegations):
         if approvers is not None and delegation.by in approvers:
             others = (name for name in approvers if name != delegation.by)
             approvers = tuple(dict.fromkeys((*others, delegation.to)))
@@ -329,9 +334,9 @@ def refusal(gate_policy: GatePolicy, identity: "Identity", *, decision: Decision
     by, known_by = identity.by, identity.known_by
     if gate_policy.approvers is not None and by not in gate_policy.approvers:
         who = ", ".join(gate_policy.approvers)
-        to = next((each.to for each in reversed(gate_policy.delegations) if each.by == by), None)
-        why = "may not answer here" if to is None else f"let {one_line(to)} answer instead"
-        return f"{one_line(by)} {why}; " + (f"only {who} may" if who else f"nobody may: {_exclusion_reason(gate_policy.excluded_by)}")
+        return f"{one_line(by)} {_why_not_named(gate_policy, by)}; " + (
+            f"only {who} may" if who else f"nobody may: {_exclusion_reason(gate_policy.excluded_by)}"
+        )
     if gate_policy.known_by is not None and known_by not in gate_policy.known_by:
         proofs = " or ".join(gate_policy.known_by) or f"a proof that nobody can give: {_exclusion_reason(gate_policy.excluded_by)}"
         return f"{one_line(by)} is identified only by {known_by}; an answer here needs {proofs}"
@@ -349,6 +354,17 @@ _EXCLUDED_AS: dict[ExcludedAs, str] = {
     "reviser": "changed this run",
     "author": "is an author of this plan",
 }
+
+
+def _why_not_named(gate_policy: GatePolicy, by: str) -> str:
+    """Return why `by` is not among the approvers: because of the last delegation by them, or of one to them that was taken back."""
+    in_force = delegations_in_force(gate_policy.delegations)
+    for each in reversed(gate_policy.delegations):
+        if each.by == by and each in in_force:
+            return f"let {one_line(each.to)} answer instead"
+        if each.to == by and each.decision == TAKE_BACK:
+            return f"may no longer answer here: {one_line(each.by)} took the delegation back at {each.at.isoformat(timespec='seconds')}"
+    return "may not answer here"
 
 
 def why_not_delegated(
@@ -377,6 +393,28 @@ def why_not_delegated(
         return f"the settings or the store's policy let only {', '.join(policy.approvers) or 'nobody'} answer at gates"
     after = replace(gate_policy, approvers=tuple(dict.fromkeys((*(name for name in gate_policy.approvers if name != by), to))))
     return why_quorum_out_of_reach(after)
+
+
+def why_not_taken_back(gate_policy: GatePolicy, *, by: str, to: str, agreements: Sequence[Agreement] = ()) -> str | None:
+    """Return why `by` may not take their delegation to `to` back, or None. `agreements` are those that the gate has.
+
+    Once the other person has approved, or a person whom they named in turn, the place of `by` has been used.
+    """
+    given = delegations_in_force(gate_policy.delegations)
+    if (id_ := followed_by(given, decision=TAKE_BACK, by=by, to=to)) is None:
+        named = ", ".join(one_line(each.to) for each in given if each.by == by)
+        return f"{one_line(by)} lets no {to[:80]!r} answer here" + (f"; take back {named}" if named else "")
+    instead, ids = {to}, [each.id for each in given]
+    for each in given[ids.index(id_) + 1 :]:
+        instead |= {each.to} if each.by in instead else set()
+    people = {person_of(name) for name in instead}
+    answered = next((each.by for each in agreements if person_of(each.by) in people), None)
+    return None if answered is None else f"{one_line(answered)} has already approved, so it is too late to take that back"
+
+
+def with_delegator(gate_policy: GatePolicy, by: str) -> GatePolicy:
+    """Return `gate_policy` with `by` among the approvers, for the check of who takes a delegation back."""
+    return replace(gate_policy, approvers=tuple(dict.fromkeys((*(gate_policy.approvers or ()), by))))
 
 
 def why_nobody_may_answer(gate_policy: GatePolicy) -> str | None:
@@ -439,11 +477,11 @@ def gated_steps(validated: ValidatedPlan, policy: EffectivePolicy) -> list[str]:
 
 
 def approval_text_to_sign(
-    *, approval_digest: str, decision: Decision | Literal["delegate"], run_id: str, gate_id: str, result: JsonValue = None
+    *, approval_digest: str, decision: Decision | DelegationKind, run_id: str, gate_id: str, result: JsonValue = None
 ) -> str:
     """Return the text that an approver's SSH key signs. It binds this answer, at a question with its `result`, to this content here.
 
-    The `result` of a delegation is who answers instead.
+    The `result` of a delegation is `delegation_result`.
     """
     answer = "" if result is None else f"result: {_digest_of_result(result)}\n"
     return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\n{answer}run: {run_id}\ngate: {gate_id}\n"
@@ -480,9 +518,14 @@ def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
             digest=request.approval_digest, resolution=answer.decision, result=answer.result, run_id=request.run_id
         )
     gate_id = request.gate_id or ""
-    if answer.decision == DELEGATE:
+    if answer.decision in (DELEGATE, TAKE_BACK):
+        follows = followed_by(request.gate_policy.delegations, decision=answer.decision, by=answer.by, to=answer.to)
         return approval_text_to_sign(
-            approval_digest=request.approval_digest, decision=DELEGATE, run_id=request.run_id, gate_id=gate_id, result={"to": answer.to}
+            approval_digest=request.approval_digest,
+            decision=answer.decision,
+            run_id=request.run_id,
+            gate_id=gate_id,
+            result=delegation_result(answer.to, follows),
         )
     decision = decision_of(answer)
     result = read_answer(request, answer.result) if request.kind == "question" and decision == "approve" else None

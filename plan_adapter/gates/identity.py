@@ -13,7 +13,7 @@ from plan_adapter.gates.quorum import why_already_given
 from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.gates.totp import CodeStore, check_code
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import DELEGATE, Agreement, Answer, Approval, ApprovalRequest, Gate, GatePolicy, person_of
+from plan_adapter.model.approvals import DELEGATE, TAKE_BACK, Agreement, Answer, Approval, ApprovalRequest, Gate, GatePolicy, person_of
 from plan_adapter.model.errors import ContentChangedError, NotApprovedError
 from plan_adapter.model.record import AUTHOR
 
@@ -170,7 +170,7 @@ async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context:
     """Return the identity behind `answer`. Raise NotApprovedError, with the reason, if the gate policy refuses it.
 
     A giver whom the policy would refuse with any proof is refused before a code is used up. Whoever is allowed to reject can also resolve
-    an unknown outcome; who lets another person answer must be allowed to approve.
+    an unknown outcome, and can take a delegation back; who lets another person answer must be allowed to approve.
     """
     if answer.digest is not None and not (
         DIGEST_BEGINNING.fullmatch(answer.digest) and request.approval_digest.startswith(answer.digest.casefold())
@@ -179,7 +179,8 @@ async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context:
             f"the content of the gate changed: you answered about {answer.digest[:12]}, and the gate now asks about "
             f"{request.approval_digest[:12]}; read it again, then answer"
         )
-    decision = "reject" if request.kind == "outcome" else "approve" if answer.decision == DELEGATE else decision_of(answer)
+    is_restricting = request.kind == "outcome" or answer.decision == TAKE_BACK
+    decision = "reject" if is_restricting else "approve" if answer.decision == DELEGATE else decision_of(answer)
     expected = Identity(answer.by, _best_proof(answer, request, proof_context.signed_in), _CHECKED)  # if the proofs in the answer are right
     if reason := refusal(request.gate_policy, expected, decision=decision):
         raise NotApprovedError(reason)

@@ -3,7 +3,7 @@
 Times are aware datetimes in UTC, by the store's clock.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, TypeAlias, get_args
@@ -36,10 +36,14 @@ GateKind: TypeAlias = Literal["approval", "question", "outcome"]
 `approve` answers a question, with the values of its fields. An outcome gate approves nothing.
 """
 
-GateAnswer: TypeAlias = Decision | Resolution | Literal["answer", "delegate"]
+DelegationKind: TypeAlias = Literal["delegate", "take_back"]
+"""What an approver says about who answers in their place. `take_back` ends a delegation of theirs."""
+
+GateAnswer: TypeAlias = Decision | Resolution | DelegationKind | Literal["answer"]
 """What a person says at a gate.
 
-`answer`, at a question, is recorded as `approve`, with the values of its fields. `delegate` lets another person answer instead.
+`answer`, at a question, is recorded as `approve`, with the values of its fields. `delegate` lets another person answer instead, and
+`take_back` ends that.
 """
 
 GATE_ANSWERS: Mapping[GateKind, tuple[GateAnswer, ...]] = {
@@ -47,7 +51,7 @@ GATE_ANSWERS: Mapping[GateKind, tuple[GateAnswer, ...]] = {
     "question": ("answer", "reject"),
     "outcome": get_args(Resolution),
 }
-"""What closes each kind of gate. Approvals and questions also take `delegate`."""
+"""What closes each kind of gate. Approvals and questions also take `delegate` and `take_back`."""
 
 GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"] | Resolution
 """How a gate was closed. `superseded`: a new version of the plan replaced the question. An outcome gate closes with the resolution."""
@@ -72,6 +76,12 @@ AGREE = "agree"
 
 DELEGATE: Final = "delegate"
 """What it records as the decision of a delegation."""
+
+TAKE_BACK: Final = "take_back"
+"""What it records as the decision of an approver who takes a delegation back."""
+
+LEAVES_OPEN = (AGREE, DELEGATE, TAKE_BACK)
+"""The decisions in the store that close no gate, so that no reader may take them for answers."""
 
 
 def person_of(name: str) -> str:
@@ -120,17 +130,40 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """An approver's word that another person answers at a gate in their place."""
+    """An approver's word that another person answers at a gate in their place, or no longer does."""
 
     id: str  # its own id
     gate_id: str  # the gate it was given at
     approval_digest: str  # the content that was shown
     by: str  # who gave it
-    to: str  # who answers instead
+    to: str  # who answers instead, or no longer does
     known_by: str  # a `KnownBy`
     at: datetime  # when
     note: str = ""  # what they wrote
     signature: str | None = None  # an armored SSH signature of `approval_text_to_sign`
+    decision: DelegationKind = "delegate"
+    follows: str | None = None  # the id of the earlier one that this takes back or, if it delegates again, comes after
+
+
+def delegations_in_force(delegations: Iterable[Delegation]) -> list[Delegation]:
+    """Return the delegations that nobody took back, in their order."""
+    given = [*delegations]
+    ended = {each.follows for each in given if each.decision == TAKE_BACK}
+    return [each for each in given if each.decision == DELEGATE and each.id not in ended]
+
+
+def delegation_result(to: str, follows: str | None) -> dict[str, JsonValue]:
+    """Return what is signed and stored as the result of a delegation: who answers instead, and which earlier one it follows."""
+    return {"to": to} if follows is None else {"to": to, "follows": follows}
+
+
+def followed_by(delegations: Sequence[Delegation], *, decision: DelegationKind, by: str, to: str) -> str | None:
+    """Return what a delegation by `by` to `to` follows, or None: the one that it takes back, or the newest before it.
+
+    Its signature covers that, so nobody can repeat a delegation that was taken back.
+    """
+    candidates = delegations if decision == DELEGATE else delegations_in_force(delegations)
+    return next((each.id for each in reversed(candidates) if (each.by, each.to) == (by, to)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +203,7 @@ class Approval:
 class Answer:
     """An unchecked answer at a gate. All of it is untrusted text."""
 
-    decision: Decision | Resolution | Literal["delegate"]  # depends on the kind of gate
+    decision: Decision | Resolution | DelegationKind  # depends on the kind of gate
     by: str
     note: str = ""
     channel: Literal["os_user", "form", "unverified"] = "unverified"  # how `by` is known without `code` and `signature`
@@ -178,7 +211,7 @@ class Answer:
     signature: str | None = None  # an armored SSH signature of `text_to_sign`
     result: JsonValue = None  # with `done`: what the call returned; at a question: the answer, by field
     digest: str | None = None  # a prefix of the digest shown with the question; None: not given
-    to: str = ""  # with `delegate`: who answers instead
+    to: str = ""  # with `delegate`: who answers instead; with `take_back`: who no longer does
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +241,7 @@ class GatePolicy:
     escalate_to: tuple[str, ...] = ()  # names, with groups resolved
     is_escalated: bool = False  # whether the gate has waited for that long, so that `approvers` has `escalate_to` among them
     delegate: bool = False  # whether an approver may let another person answer in their place
-    delegations: tuple[Delegation, ...] = ()  # those that count in `approvers`, oldest first
+    delegations: tuple[Delegation, ...] = ()  # oldest first; `approvers` has those that nobody took back
     expires: Expiry = "reject"
     remind_after_ms: int = 0
     release: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
-from plan_adapter.gates.approval import as_far_as, refusal, why_not_delegated, with_current_policy
+from plan_adapter.gates.approval import as_far_as, refusal, why_not_delegated, why_not_taken_back, with_current_policy, with_delegator
 from plan_adapter.gates.gate import changes_text
 from plan_adapter.gates.identity import (
     Identity,
@@ -24,7 +24,18 @@ from plan_adapter.gates.identity import (
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.quorum import why_too_few
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import DELEGATE, Answer, Approval, ApprovalRequest, Delegation, Gate, GatePolicy
+from plan_adapter.model.approvals import (
+    DELEGATE,
+    TAKE_BACK,
+    Answer,
+    Approval,
+    ApprovalRequest,
+    Delegation,
+    DelegationKind,
+    Gate,
+    GatePolicy,
+    followed_by,
+)
 from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError
 from plan_adapter.model.plan import ExecutionPlan, new_id
 from plan_adapter.model.record import PlanRun, Receipt
@@ -105,11 +116,11 @@ class GateAnswers:
     async def close(self, gate: Gate, answer: Answer, request: ApprovalRequest) -> Gate:
         """Verify `answer`, close `gate` with it, and return the closed gate.
 
-        It is still open if it needs more approvals, or if an approver lets another person answer. Raises NotApprovedError if the answer is
-        refused, and RunConflictError if another answer came first.
+        It is still open if it needs more approvals, or if an approver lets another person answer or takes that back. Raises
+        NotApprovedError if the answer is refused, and RunConflictError if another answer came first.
         """
-        if answer.decision == DELEGATE:
-            return await self.store.gates.delegate(await self._verify_delegation(answer, request))
+        if answer.decision in (DELEGATE, TAKE_BACK):
+            return await self.store.gates.delegate(await self._verify_delegation(answer, request, answer.decision))
         if gate.kind != "outcome" or gate.step_id is None:
             approval, gate_policy = await self._verify_approval(answer, request)
             return await self.store.gates.answer(gate.id, approval, gate_policy=gate_policy)
@@ -159,14 +170,19 @@ class GateAnswers:
         approval = await approval_from(answer, replace(request, gate_policy=gate_policy), proof_context)
         return without_secrets(approval, self.redact), gate_policy
 
-    async def _verify_delegation(self, answer: Answer, request: ApprovalRequest) -> Delegation:
-        """Return `answer` as a delegation, with its identity verified and allowed. Raises NotApprovedError."""
+    async def _verify_delegation(self, answer: Answer, request: ApprovalRequest, decision: DelegationKind) -> Delegation:
+        """Return `answer` as a delegation, or as the end of one, with its identity verified and allowed. Raises NotApprovedError."""
         if request.kind == "outcome" or request.gate_id is None:
             raise InvalidAnswerError("this gate asks for the outcome of a call: answer done, again or abort")
         proof_context = await self._proof_context()
         gate_policy = await self._gate_policy_under(proof_context.policy, request)
         to, given = answer.to.strip(), (await self.store.gates.get(request.gate_id)).agreements
-        if reason := why_not_delegated(gate_policy, proof_context.policy, by=answer.by, to=to, agreements=given):
+        if decision == DELEGATE:
+            reason = why_not_delegated(gate_policy, proof_context.policy, by=answer.by, to=to, agreements=given)
+        else:
+            reason = why_not_taken_back(gate_policy, by=answer.by, to=to, agreements=given)
+            gate_policy = with_delegator(gate_policy, answer.by)
+        if reason is not None:
             raise NotApprovedError(reason)
         identity = await verify_answer(replace(answer, to=to), replace(request, gate_policy=gate_policy), proof_context)
         delegation = Delegation(
@@ -179,6 +195,8 @@ class GateAnswers:
             at=await self.store.now(),
             note=answer.note,
             signature=answer.signature,
+            decision=decision,
+            follows=followed_by(gate_policy.delegations, decision=decision, by=answer.by, to=to),
         )
         return without_secrets(delegation, self.redact)
 

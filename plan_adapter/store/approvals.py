@@ -5,7 +5,7 @@ from typing import get_args
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
 
-from plan_adapter.model.approvals import AGREE, DELEGATE, Approval, Decision
+from plan_adapter.model.approvals import LEAVES_OPEN, Approval, Decision
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import RunContext
@@ -105,7 +105,7 @@ def _is_usable(run_id: str | None) -> ColumnElement[bool]:
     taken_back = exists().where(
         later.c.approval_digest == approvals.c.approval_digest,
         later.c.tenant_id == approvals.c.tenant_id,
-        later.c.decision.not_in(("approve", AGREE, DELEGATE)),
+        later.c.decision.not_in(("approve", *LEAVES_OPEN)),
         later.c.step_id.is_(None),
         concerned,
         later.c.at >= approvals.c.at,

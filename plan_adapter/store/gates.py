@@ -9,10 +9,21 @@ from typing import Any, cast
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, true, update
 
-from plan_adapter.gates.approval import policy_in_force, refusal
+from plan_adapter.gates.approval import policy_in_force, refusal, why_not_taken_back
 from plan_adapter.gates.identity import agreements_that_count, recorded_identity
 from plan_adapter.gates.quorum import why_already_given
-from plan_adapter.model.approvals import AGREE, DELEGATE, Agreement, Approval, Delegation, Gate, GateEnd, GatePolicy
+from plan_adapter.model.approvals import (
+    AGREE,
+    LEAVES_OPEN,
+    TAKE_BACK,
+    Agreement,
+    Approval,
+    Delegation,
+    Gate,
+    GateEnd,
+    GatePolicy,
+    followed_by,
+)
 from plan_adapter.model.errors import NotApprovedError, PlanAdapterError, RunConflictError, RunNotFoundError
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import Input
@@ -127,6 +138,8 @@ class Gates(StorePart):
         # One statement decides: a concurrent answer waits for this row, finds it closed and changes nothing.
         same = and_(_accepts(approval), gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
         same = and_(_has_id(gate_id, self.tenant_id), same)
+        if gate_policy is not None and gate_policy.delegate and (reason := _why_place_was_lost(connection, same, approval, gate_policy)):
+            return NotApprovedError(reason)
         closed = None
         if approval.decision != "approve" or gate_policy is None or gate_policy.quorum == 1:
             needs_one = true() if approval.decision != "approve" else ~_has_quorum()
@@ -156,10 +169,10 @@ class Gates(StorePart):
         return gate
 
     async def delegate(self, delegation: Delegation) -> Gate:
-        """Let another person answer at an open gate in the place of an approver, and return the gate. Whoever calls has checked both.
+        """Let another person answer at an open gate in the place of an approver, or take that back, and return the gate.
 
-        Raises RunConflictError for a closed gate, and for an overdue gate, which is then closed. Raises NotApprovedError for a gate that
-        asks about other content.
+        Whoever calls has checked both. Raises RunConflictError for a closed gate, and for an overdue gate, which is then closed. Raises
+        NotApprovedError for a gate that asks about other content, and if the other person has approved or another delegation came first.
         """
         delegated = await self._delegate(delegation)
         if isinstance(delegated, PlanAdapterError):
@@ -172,6 +185,11 @@ class Gates(StorePart):
         row = connection.execute(select(gates).where(same, _is_open(), _is_in_time()).with_for_update()).mappings().first()
         if row is None:
             return _refusal_of(connection, self.tenant_id, delegation.gate_id, delegation.approval_digest)
+        gate, people = _gate_of(connection, row), {"by": delegation.by, "to": delegation.to}
+        if delegation.decision == TAKE_BACK and (reason := why_not_taken_back(gate.gate_policy, **people, agreements=gate.agreements)):
+            return NotApprovedError(reason)
+        if followed_by(gate.gate_policy.delegations, decision=delegation.decision, **people) != delegation.follows:
+            return NotApprovedError(_CHANGED_MEANWHILE)
         return _record_given(connection, row, delegation_row(delegation))
 
     @reads
@@ -261,6 +279,19 @@ def _agree(
     return _record_given(connection, row, agreement_row(approval, gate.id))
 
 
+def _why_place_was_lost(connection: Connection, same: ColumnElement[bool], approval: Approval, gate_policy: GatePolicy) -> str | None:
+    """Return why the person behind `approval` may no longer answer at the gate that matches `same`, or None.
+
+    `gate_policy` was read before: since then they may have let another person answer, or a delegation may have been taken back. The gate's
+    row is locked from here on, so nothing of this can still happen.
+    """
+    row = connection.execute(select(gates).where(same).with_for_update()).mappings().first()
+    known = {each.id for each in gate_policy.delegations}
+    given = () if row is None else _given_at(connection, [row])[row["id"]].delegations
+    is_lost = any(each.id not in known and (each.decision == TAKE_BACK or each.by == approval.by) for each in given)
+    return _CHANGED_MEANWHILE if is_lost else None
+
+
 def _record_given(connection: Connection, gate: Row, given: dict[str, Any]) -> Gate:
     """Record what a person gave at the gate of a row without closing it, and return the gate. `given` has no context columns."""
     stored = {
@@ -344,11 +375,11 @@ def _given_at(connection: Connection, rows: Sequence[Row]) -> dict[str, _Given]:
     found = {row["id"]: _Given(at=now and (row["closed_at"] or now)) for row in rows}
     for some in batched({row["run_id"] for row in rows}):
         is_valid = or_(answers.c.expires_at.is_(None), answers.c.expires_at > database_now())
-        query = select(answers).where(answers.c.run_id.in_(some), answers.c.decision.in_((AGREE, DELEGATE)), is_valid)
+        query = select(answers).where(answers.c.run_id.in_(some), answers.c.decision.in_(LEAVES_OPEN), is_valid)
         for row in connection.execute(query.order_by(answers.c.at, answers.c.id)).mappings():
             if row["decision"] == AGREE and (given := found.get((agreement := agreement_of(row)).gate_id)) is not None:
                 given.agreements.append(agreement)
-            elif row["decision"] == DELEGATE and (given := found.get((delegation := delegation_of(row)).gate_id)) is not None:
+            elif row["decision"] != AGREE and (given := found.get((delegation := delegation_of(row)).gate_id)) is not None:
                 given.delegations.append(delegation)
     return found
 
@@ -498,6 +529,7 @@ def _fields_text(gate: Gate) -> str | None:
 
 
 _ENDED = ("completed", "failed", "cancelled", "partial")
+_CHANGED_MEANWHILE = "an approver changed who answers here in their place meanwhile: look at the gate again, then answer"
 _COLUMNS_FROM_GATE = ("id", "run_id", "approval_digest", "name", "description", "text", "kind", "call_kind", "label")
 
 _COPIED_COLUMNS = (

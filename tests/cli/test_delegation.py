@@ -37,6 +37,36 @@ def test_a_delegation_as_json(plan: Plan) -> None:
     assert (answer["decision"], answer["by"], answer["to"], answer["end"]) == ("delegate", ME, "小明", None)
 
 
+def test_an_approver_takes_a_delegation_back(plan: Plan) -> None:
+    run_id = waiting(plan, approval=DELEGATES)
+    digest = digest_of(plan, run_id)
+    assert plan("approve", run_id, "--delegate-to", "小明").code == 0
+    given = plan("approve", run_id, "--take-back", "小明", "--note", "不用了")
+    assert (given.code, given.out) == (0, f"小明 may no longer answer at 试运行 in the place of {ME} (os_user): run {run_id}\n")
+    assert f"`plan approve {run_id} --digest {digest[:12]}` is what {ME} types" in given.err
+    (gate,) = plan("gates", "--json").lines
+    assert (gate["delegated"], [(each["by"], each["to"]) for each in gate["taken_back"]]) == ([], [(ME, "小明")])
+    shown = plan("show", run_id, "--all").out
+    assert f"- {ME} (os_user) let 小明 answer instead at " in shown
+    assert f"- {ME} (os_user) took back at " in shown and " that 小明 may answer at the plan: 不用了" in shown
+    again = plan("approve", run_id, "--take-back", "小明")
+    assert (again.code, f"{ME} lets no '小明' answer here" in again.err) == (10, True)
+    assert plan("approve", run_id, "--digest", digest).code == 0
+    assert resumed(plan, run_id).code == 0
+    assert plan("verify", run_id).code == 0
+
+
+def test_the_end_of_a_delegation_as_json(plan: Plan) -> None:
+    run_id = waiting(plan, approval=DELEGATES)
+    assert plan("approve", run_id, "--delegate-to", "dana").code == 0
+    answer = plan("approve", run_id, "--take-back", "dana", "--json").run
+    assert (answer["decision"], answer["by"], answer["to"], answer["end"]) == ("take_back", ME, "dana", None)
+    both = plan("approve", run_id, "--take-back", "dana", "--delegate-to", "dana")
+    assert (both.code, "--delegate-to and --take-back exclude each other" in both.err) == (2, True)
+    show = plan("approve", run_id, "--take-back", "dana", "--show")
+    assert (show.code, "--take-back and --show exclude each other" in show.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("approval", "arguments", "code", "message"),
     [

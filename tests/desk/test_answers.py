@@ -285,6 +285,24 @@ async def test_an_approver_lets_another_person_answer(world: World, desk: Desk) 
     assert await closed(world, gate) == ("approve", "eve@example.org", "proxy")
 
 
+async def test_an_approver_takes_a_delegation_back(world: World, desk: Desk) -> None:
+    _, gate = await world.detached(world.plan(policy=PEOPLE.model_copy(update={"delegate": True})))
+    ana, bo, eve = desk.person("ana@example.org"), desk.person("bo@example.org"), desk.person("eve@example.org")
+    await ana.answer(gate, "delegate", to="eve@example.org")
+    assert "Take it back from eve@example.org" in said(await ana.get(f"/gates/{gate.id}"))
+    for other in (bo, eve):
+        assert "Take it back" not in said(await other.get(f"/gates/{gate.id}"))
+        assert (await other.answer(gate, "approve", take_back="eve@example.org")).status_code == 403
+    await ana.answer(gate, "approve", take_back="eve@example.org")
+    after = said(await ana.get(f"/gates/{gate.id}"))
+    assert "Recorded: eve@example.org no longer answers instead of ana@example.org." in after
+    assert "Take it back" not in after
+    assert (await eve.answer(gate, "approve")).status_code == 403
+    assert "ana@example.org took the delegation back at" in said(await eve.get(f"/gates/{gate.id}"))
+    await ana.answer(gate, "approve")
+    assert await closed(world, gate) == ("approve", "ana@example.org", "proxy")
+
+
 async def test_nobody_delegates_where_the_plan_does_not_say_so(world: World, desk: Desk) -> None:
     _, gate = await world.detached(world.plan(policy=PEOPLE))
     ana = desk.person("ana@example.org")

@@ -16,6 +16,15 @@ ESCALATES_TO = "dan"
 """How many seconds a gate that needs several approvals waits before this person may approve, too."""
 
 
+@dataclass(eq=False)
+class ModelDelegation:
+    """An approver's word that another person answers in their place."""
+
+    by: str
+    to: str
+    is_taken_back: bool = False
+
+
 @dataclass
 class ModelGate:
     """A question about one content, at the plan (`step` is None) or at a step."""
@@ -29,15 +38,26 @@ class ModelGate:
     quorum: int = 1
     agreed: list[tuple[str, float | None]] = field(default_factory=list[tuple[str, float | None]])  # by whom, and until when it counts
     opened: float = 0
-    delegated: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # by whom, and to whom
+    delegated: list[ModelDelegation] = field(default_factory=list[ModelDelegation])
 
     def allowed(self, now: float) -> set[str]:
         """Return the names that may approve at `now`, if several people must."""
         names = {*APPROVERS, *([ESCALATES_TO] if now - self.opened >= ESCALATES_AFTER else [])}
-        for by, to in self.delegated:
-            if by in names:
-                names = names - {by} | {to}
+        for each in self.in_force:
+            if each.by in names:
+                names = names - {each.by} | {each.to}
         return names
+
+    @property
+    def in_force(self) -> list[ModelDelegation]:
+        return [each for each in self.delegated if not each.is_taken_back]
+
+    def answers_in_place_of(self, delegation: ModelDelegation) -> set[str]:
+        """Return the people who may answer because of `delegation`, or because of a later one by them."""
+        people, given = {person(delegation.to)}, self.in_force
+        for each in given[given.index(delegation) + 1 :]:
+            people |= {person(each.to)} if person(each.by) in people else set()
+        return people
 
     def counted(self, now: float) -> dict[str, float | None]:
         """Return until when each person's approval counts at `now`."""
@@ -118,7 +138,19 @@ class GateModel:
         gate = self.gates[gate_id]
         if gate.end is not None:
             return RunConflictError
-        gate.delegated.append((by, to))
+        gate.delegated.append(ModelDelegation(by, to))
+        return None
+
+    def take_back(self, gate_id: str, by: str, to: str) -> Refusal:
+        self.close(gate_id, "expired")
+        gate = self.gates[gate_id]
+        if gate.end is not None:
+            return RunConflictError
+        found = [each for each in gate.in_force if (each.by, each.to) == (by, to)]
+        still_counts = [name for name, until in gate.agreed if until is None or until > self.now]
+        if not found or {*map(person, still_counts)} & gate.answers_in_place_of(found[-1]):
+            return NotApprovedError
+        found[-1].is_taken_back = True
         return None
 
     def use(self, run: str, approval_id: str) -> Refusal:

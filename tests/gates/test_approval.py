@@ -16,7 +16,7 @@ from plan_adapter.gates.approval import answer_to, gate_policy_of, group_notices
 from plan_adapter.gates.identity import recorded_identity
 from plan_adapter.gates.policy import EffectivePolicy, Policy, effective_policy
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import Answer, ApprovalRequest, GatePolicy
+from plan_adapter.model.approvals import Answer, ApprovalRequest, Delegation, GatePolicy
 from plan_adapter.model.errors import ContentChangedError, InvalidAnswerError, NotApprovedError
 from plan_adapter.model.options import ApprovalPolicy, ExecutionOptions, Input
 from plan_adapter.model.plan import ExecutionPlan, Step
@@ -279,6 +279,8 @@ REQUEST = ApprovalRequest("d" * 64, "发布", "x", "text", run_id="r-1", gate_id
 FIELDS = {"n": Input(type="integer", default=3), "why": Input(type="string", default="没有")}
 NAMED = r'{"to":"\u5c0f\u660e"}'
 RESULT, RETURNED = r'{"n":1,"why":"\u6ca1\u6709"}', '{"a":[null,true],"b":1}'
+DELEGATED = Delegation("d-1", "g-1", "d" * 64, "ana", "小明", "totp", datetime(2026, 6, 1, tzinfo=UTC))
+ENDED = r'{"follows":"d-1","to":"\u5c0f\u660e"}'
 SIGNED: dict[str, tuple[ApprovalRequest, Answer, str]] = {
     "an approval": (
         REQUEST,
@@ -304,6 +306,11 @@ SIGNED: dict[str, tuple[ApprovalRequest, Answer, str]] = {
         REQUEST,
         Answer("delegate", "ana", to="小明"),
         f"prefect-plan-adapter approval\ndigest: {'d' * 64}\ndecision: delegate\nresult: {digest_of(NAMED)}\nrun: r-1\ngate: g-1\n",
+    ),
+    "the end of a delegation": (
+        replace(REQUEST, gate_policy=replace(REQUEST.gate_policy, delegations=(DELEGATED,))),
+        Answer("take_back", "ana", to="小明"),
+        f"prefect-plan-adapter approval\ndigest: {'d' * 64}\ndecision: take_back\nresult: {digest_of(ENDED)}\nrun: r-1\ngate: g-1\n",
     ),
     "an operator request": (
         replace(REQUEST, gate_id=None, operator_request="skip"),

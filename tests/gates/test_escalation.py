@@ -1,9 +1,10 @@
 """Tests of who else may answer at a gate: after an escalation, in the place of an approver, and who may not because they wrote the plan."""
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -16,6 +17,7 @@ from plan_adapter.gates.approval import (
     strictest,
     text_to_sign,
     why_not_delegated,
+    why_not_taken_back,
     with_current_policy,
 )
 from plan_adapter.gates.freezes import Freeze
@@ -23,7 +25,7 @@ from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.policy import Policy, effective_policy
 from plan_adapter.gates.signatures import sign
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import Answer, Delegation, FreezeOverride, Gate, GatePolicy
+from plan_adapter.model.approvals import Agreement, Answer, Decision, Delegation, DelegationKind, FreezeOverride, Gate, GatePolicy
 from plan_adapter.model.options import ApprovalPolicy, Escalation
 from plan_adapter.runs import arevise_run
 from plan_adapter.runs.answers import GateAnswers
@@ -35,6 +37,7 @@ from plan_adapter.store.proof.signed import signed_statements
 from plan_adapter.waiting_runs import aanswer_gate, close_gate
 from tests.gates.world import FixedApprover, World
 from tests.identity.conftest import Key, ana
+from tests.store.builders import a_delegation
 
 __all__ = ["ana"]
 
@@ -326,14 +329,52 @@ async def test_delegations_give_nobody_two_votes(world: World) -> None:
     assert (await world.resume(run.id)).approved_by == "ben and chi"
 
 
-async def test_an_approval_given_before_a_delegation_does_not_count_beside_it(world: World) -> None:
+CHANGED = "an approver changed who answers here in their place meanwhile: look at the gate again, then answer"
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+async def test_an_approval_that_arrives_with_a_delegation_is_refused(world: World, quorum: int) -> None:
     """Both arrive at once: the approval is checked before the delegation is recorded."""
-    policy = ApprovalPolicy(approvers=["ana", "ben", "chi"], quorum=2, delegate=True)
+    policy = ApprovalPolicy(approvers=["ana", "ben", "chi"], quorum=quorum, delegate=True)
     _, gate = await world.detached(world.plan(policy=policy))
     await answered(world, gate, "ana", "delegate", to="dana")
-    await world.store.gates.answer(gate.id, world.approval(gate, by="ana"), gate_policy=gate.gate_policy)
-    assert (await answered(world, gate, "dana")).end is None
-    assert (await answered(world, gate, "chi")).end == "answered"
+    with pytest.raises(NotApprovedError, match=CHANGED):
+        await world.store.gates.answer(gate.id, world.approval(gate, by="ana"), gate_policy=gate.gate_policy)
+    by_another = await world.store.gates.answer(gate.id, world.approval(gate, by="chi"), gate_policy=gate.gate_policy)
+    assert (by_another.end, len(by_another.agreements)) == (("answered", 0) if quorum == 1 else (None, 1))
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+@pytest.mark.parametrize("decision", ["approve", "reject", "request_changes"])
+async def test_an_answer_that_arrives_with_the_end_of_a_delegation_is_refused(world: World, quorum: int, decision: Decision) -> None:
+    policy = ApprovalPolicy(approvers=["ana", "ben", "chi"], quorum=quorum, delegate=True)
+    _, gate = await world.detached(world.plan(policy=policy))
+    checked = (await answered(world, gate, "ana", "delegate", to="dana")).gate_policy
+    await answered(world, gate, "ana", "take_back", to="dana")
+    with pytest.raises(NotApprovedError, match=CHANGED):
+        await world.store.gates.answer(gate.id, replace(world.approval(gate, by="dana"), decision=decision), gate_policy=checked)
+    left_open = await world.store.gates.get(gate.id)
+    assert (left_open.end, left_open.agreements) == (None, ())
+
+
+async def test_of_two_who_arrive_at_once_the_first_decides_whether_a_delegation_can_be_taken_back(world: World) -> None:
+    policy = ApprovalPolicy(approvers=["ana", "ben", "chi"], quorum=2, delegate=True)
+    _, gate = await world.detached(world.plan(policy=policy))
+    delegated = await answered(world, gate, "ana", "delegate", to="dana")
+    taken_back = a_delegation(delegated, by="ana", to="dana", decision="take_back")
+    await answered(world, gate, "dana")
+    with pytest.raises(NotApprovedError, match="dana has already approved, so it is too late to take that back"):
+        await world.store.gates.delegate(taken_back)
+    _, other = await world.detached(world.plan(policy=policy))
+    delegated = await answered(world, other, "ana", "delegate", to="dana")
+    twice = [a_delegation(delegated, by="ana", to="dana", decision="take_back") for _ in range(2)]
+    await world.store.gates.delegate(twice[0])
+    with pytest.raises(NotApprovedError, match="ana lets no 'dana' answer here"):
+        await world.store.gates.delegate(twice[1])
+    again = [a_delegation(await world.store.gates.get(other.id), by="ana", to="dana") for _ in range(2)]
+    await world.store.gates.delegate(again[0])
+    with pytest.raises(NotApprovedError, match=CHANGED):
+        await world.store.gates.delegate(again[1])
 
 
 @pytest.mark.parametrize(
@@ -416,8 +457,141 @@ async def test_delegate_from_python(world: World) -> None:
     _, gate = await world.detached(world.plan(policy=DELEGATES))
     await aanswer_gate(gate, "delegate", by="ana", to="dana", store=world.store)
     assert (await world.store.gates.get(gate.id)).gate_policy.approvers == ("ben", "dana")
-    with pytest.raises(InvalidAnswerError, match="this gate takes `done`, `again`, `abort`, not `delegate`"):
-        await aanswer_gate(replace(gate, kind="outcome"), "delegate", by="ana", to="dana", store=world.store)
+    await aanswer_gate(gate, "take_back", by="ana", to="dana", store=world.store)
+    assert (await world.store.gates.get(gate.id)).gate_policy.approvers == ("ana", "ben")
+    for decision in get_args(DelegationKind):
+        with pytest.raises(InvalidAnswerError, match=f"this gate takes `done`, `again`, `abort`, not `{decision}`"):
+            await aanswer_gate(replace(gate, kind="outcome"), decision, by="ana", to="dana", store=world.store)
+
+
+# Taking a delegation back
+
+
+def in_force(*given: tuple[str, str] | tuple[str, str, int]) -> GatePolicy:
+    """Return the policy in force at a gate of ana and ben after delegations (by, to); a number says which of these is taken back."""
+    delegations = list[Delegation]()
+    for number, (by, to, *follows) in enumerate(given):
+        at, kind, earlier = datetime(2026, 6, 1, 8, number, tzinfo=UTC), "take_back" if follows else "delegate", None
+        if follows:
+            earlier = delegations[follows[0]].id
+        delegations.append(Delegation(f"d-{number}", "g-1", "c" * 64, by, to, "totp", at, decision=kind, follows=earlier))
+    return policy_in_force(GatePolicy(approvers=("ana", "ben")), is_escalated=False, delegations=delegations)
+
+
+@pytest.mark.parametrize(
+    ("given", "approvers"),
+    [
+        ([("ana", "dan"), ("ana", "dan", 0)], ("ana", "ben")),
+        ([("ana", "dan"), ("dan", "eve"), ("ana", "dan", 0)], ("ana", "ben")),
+        ([("ana", "dan"), ("dan", "eve"), ("dan", "eve", 1)], ("ben", "dan")),
+        ([("ana", "dan"), ("ben", "dan"), ("ana", "dan", 0)], ("ana", "dan")),
+        ([("ana", "dan"), ("ana", "dan", 0), ("ana", "dan")], ("ben", "dan")),
+        ([("ana", "ben"), ("ana", "ben", 0)], ("ana", "ben")),
+    ],
+    ids=["one", "with what follows from it", "only the last", "of two to one person", "given again", "to another approver"],
+)
+def test_what_holds_after_a_delegation_was_taken_back(given: list[Any], approvers: tuple[str, ...]) -> None:
+    assert in_force(*given).approvers == approvers
+
+
+@pytest.mark.parametrize(
+    ("given", "by", "to", "approved", "why"),
+    [
+        ([("ana", "dan")], "ana", "dan", [], None),
+        ([("ana", "dan")], "ana", "dan", ["ben"], None),
+        ([], "ana", "dan", [], "ana lets no 'dan' answer here"),
+        ([("ana", "dan")], "ben", "dan", [], "ben lets no 'dan' answer here"),
+        ([("ana", "dan")], "ana", "d" * 99, [], f"ana lets no {'d' * 80!r} answer here; take back dan"),
+        ([("ana", "dan"), ("ana", "dan", 0)], "ana", "dan", [], "ana lets no 'dan' answer here"),
+        ([("ana", "dan")], "ana", "dan", ["ＤＡＮ"], "ＤＡＮ has already approved, so it is too late to take that back"),
+        ([("ana", "dan"), ("dan", "eve")], "ana", "dan", ["eve"], "eve has already approved, so it is too late to take that back"),
+        ([("dan", "eve"), ("ana", "dan")], "ana", "dan", ["eve"], None),
+        ([("ana", "dan"), ("dan", "eve"), ("dan", "eve", 1)], "ana", "dan", ["eve"], None),
+    ],
+    ids=["fine", "another approved", "none", "of somebody else", "a typo", "twice", "too late", "too late further on", "earlier", "ended"],
+)
+def test_why_a_delegation_cannot_be_taken_back(given: list[Any], by: str, to: str, approved: list[str], why: str | None) -> None:
+    at = datetime(2026, 6, 1, tzinfo=UTC)
+    agreements = [Agreement(f"a-{name}", "g-1", "c" * 64, name, "totp", at) for name in approved]
+    assert why_not_taken_back(in_force(*given), by=by, to=to, agreements=agreements) == why
+
+
+async def test_an_approver_takes_a_delegation_back(world: World) -> None:
+    run, gate = await world.detached(world.plan(policy=DELEGATES))
+    await answered(world, gate, "ana", "delegate", to="dana")
+    for by in ("ben", "dana", "zoe"):
+        with pytest.raises(NotApprovedError, match=f"{by} lets no 'dana' answer here"):
+            await answered(world, gate, by, "take_back", to="dana")
+    open_gate = await answered(world, gate, "ana", "take_back", to=" dana ")
+    assert (open_gate.end, open_gate.gate_policy.approvers) == (None, ("ana", "ben"))
+    at = open_gate.gate_policy.delegations[-1].at.isoformat(timespec="seconds")
+    with pytest.raises(
+        NotApprovedError, match=re.escape(f"dana may no longer answer here: ana took the delegation back at {at}; only ana")
+    ):
+        await answered(world, gate, "dana")
+    with pytest.raises(NotApprovedError, match="ana lets no 'dana' answer here"):
+        await answered(world, gate, "ana", "take_back", to="dana")
+    assert (await answered(world, gate, "ana")).end == "answered"
+    with pytest.raises(RunConflictError, match="ana answered"):
+        await answered(world, gate, "ana", "delegate", to="dana")
+    assert (await world.resume(run.id)).approved_by == "ana"
+    assert (await world.store.verify(run.id)).ok
+    entries = [(entry["kind"], entry["by"], entry["message"]) for entry in (await world.store.export(run.id))["audit"]]
+    assert [each for each in entries if each[2] == "dana"] == [("delegated", "ana", "dana"), ("delegation_taken_back", "ana", "dana")]
+
+
+async def test_a_person_can_be_named_again(world: World) -> None:
+    run, gate = await world.detached(world.plan(policy=DELEGATES))
+    await answered(world, gate, "ana", "delegate", to="dana")
+    await answered(world, gate, "ana", "take_back", to="dana")
+    await answered(world, gate, "ana", "delegate", to="dana")
+    await answered(world, gate, "dana")
+    assert (await world.resume(run.id)).status is PlanStatus.COMPLETED
+
+
+async def test_with_a_quorum_the_place_counts_once(world: World) -> None:
+    policy = ApprovalPolicy(approvers=["ana", "ben", "chi"], quorum=2, delegate=True)
+    run, gate = await world.detached(world.plan(policy=policy))
+    await answered(world, gate, "ana", "delegate", to="dana")
+    await answered(world, gate, "dana", "delegate", to="eve")
+    await answered(world, gate, "eve")
+    for by, to in (("ana", "dana"), ("dana", "eve")):
+        with pytest.raises(NotApprovedError, match="eve has already approved, so it is too late to take that back"):
+            await answered(world, gate, by, "take_back", to=to)
+    assert (await answered(world, gate, "chi")).end == "answered"
+    assert (await world.resume(run.id)).approved_by == "eve and chi"
+
+
+async def test_who_takes_a_delegation_back_proves_who_they_are(world: World, ana: Key) -> None:
+    await policy_set(world, allowed_signers=[f"ana {ana.public}"])
+    policy = ApprovalPolicy(approvers=["ana", "ben"], known_by=["ssh_signature"], delegate=True)
+    run, gate = await world.detached(world.plan(policy=policy))
+    answers = GateAnswers(world.store, world.settings)
+
+    async def signed(decision: DelegationKind) -> tuple[Answer, str]:
+        answer = Answer(decision, "ana", to="dan")
+        text = text_to_sign(answer, request_of(await world.store.gates.get(gate.id)))
+        return replace(answer, signature=sign(text, key=ana.path)), text
+
+    first, first_text = await signed("delegate")
+    await close_gate(gate, first, answers)
+    with pytest.raises(NotApprovedError, match="ana is identified only by unverified"):
+        await close_gate(gate, Answer("take_back", "ana", to="dan"), answers)
+    taken_back, back_text = await signed("take_back")
+    assert (await close_gate(gate, taken_back, answers)).gate_policy.approvers == ("ana", "ben")
+    with pytest.raises(NotApprovedError, match="signature"):  # who read the record repeats the delegation
+        await close_gate(gate, first, answers)
+    again, again_text = await signed("delegate")
+    assert (await close_gate(gate, again, answers)).gate_policy.approvers == ("ben", "dan")
+    with pytest.raises(NotApprovedError, match="signature"):
+        await close_gate(gate, taken_back, answers)
+    assert (await world.store.verify(run.id)).ok
+    statements = signed_statements(await world.store.export(run.id))
+    assert {(each.signature, each.text) for each in statements} == {
+        (first.signature, first_text),
+        (taken_back.signature, back_text),
+        (again.signature, again_text),
+    }
 
 
 # Authors

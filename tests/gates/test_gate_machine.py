@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from sqlalchemy import false, true
 
-from plan_adapter.gates.approval import policy_in_force
+from plan_adapter.gates.approval import policy_in_force, why_not_taken_back
 from plan_adapter.model.approvals import Decision, GatePolicy
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus
@@ -101,6 +101,33 @@ class GateMachine(StoreMachine):
         gate = self.do(self.store.gates.get(self.pick(self.model.gates, number, newest)))
         given = a_delegation(gate, by=by, to=to)
         self.compare("delegate", self.store.gates.delegate(given), self.model.delegate(gate.id, by, to))
+
+    @precondition(lambda self: any(gate.in_force for gate in self.model.gates.values()))
+    @rule(number=NUMBERS, which=NUMBERS, is_right=MOSTLY)
+    def take_delegation_back(self, number: int, which: int, is_right: bool) -> None:
+        gate_id = self.pick({key: gate for key, gate in self.model.gates.items() if gate.in_force}, number, False)
+        given = self.model.gates[gate_id].in_force
+        by, to = given[which % len(given)].by, given[which % len(given)].to
+        by = by if is_right else "zoe"
+        taken_back = a_delegation(self.do(self.store.gates.get(gate_id)), by=by, to=to, decision="take_back")
+        self.compare("take back", self.store.gates.delegate(taken_back), self.model.take_back(gate_id, by, to))
+
+    @rule(run=RUNS, by=PEOPLE, to=OTHERS, then=st.sampled_from(("they answer", "both answer", "delegate again")))
+    def delegate_and_take_back(self, run: int, by: str, to: str, then: str) -> None:
+        # A separate rule, because few sequences do these steps at one open gate.
+        self.open(run, None, None, 2)
+        self.delegate(0, True, by, to)
+        if then == "both answer":
+            self.answer(0, True, "approve", to, None, True)
+        gate_id = self.pick(self.model.gates, 0, True)
+        if self.model.gates[gate_id].end is None:
+            taken_back = a_delegation(self.do(self.store.gates.get(gate_id)), by=by, to=to, decision="take_back")
+            self.compare("take back", self.store.gates.delegate(taken_back), self.model.take_back(gate_id, by, to))
+        if then == "delegate again":
+            self.delegate(0, True, by, to)
+        for name in (to, by):
+            if self.model.gates[gate_id].end is None:
+                self.answer(0, True, "approve", name, None, True)
 
     @rule(run=RUNS, call=st.sampled_from((None, *CALLS)), quorum=st.sampled_from((2, 3)), by=st.lists(NAMES, min_size=1, max_size=5))
     def approve_together(self, run: int, call: str | None, quorum: int, by: list[str]) -> None:
@@ -213,7 +240,7 @@ class GateMachine(StoreMachine):
             return True  # given in advance
         gate, people = self.do(self.store.gates.get(gate_id)), self.approved[gate_id]
         same = gate.approval_digest == self.model.approvals[approval_id].content
-        allowed = {*APPROVERS.values(), ESCALATES_TO, *(person(to) for _, to in self.model.gates[gate_id].delegated)}
+        allowed = {*APPROVERS.values(), ESCALATES_TO, *(person(each.to) for each in self.model.gates[gate_id].in_force)}
         return same and len(people) >= gate.gate_policy.quorum and (gate.gate_policy.quorum == 1 or people <= allowed)
 
     async def intent(self, run_id: str, step_id: str, **fields: Any) -> None:
@@ -274,7 +301,7 @@ def _adding(in_force: GatePolicy, opened: GatePolicy) -> GatePolicy:
     return replace(in_force, approvers=(*(in_force.approvers or ()), *(opened.approvers or ())))
 
 
-STORE = "plan_adapter.store"
+STORE, GATES = "plan_adapter.store", "plan_adapter.gates"
 BROKEN: dict[str, dict[str, Callable[..., Any]]] = {
     "an answer covers any content": {f"{STORE}.permission.is_same_content": lambda *_: True},
     "the use of a call's approval is not counted": {f"{STORE}.permission.is_use_left": lambda _: True},
@@ -293,6 +320,12 @@ BROKEN: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "who delegated may still approve": {
         f"{STORE}.gates.policy_in_force": lambda gate_policy, **given: _adding(policy_in_force(gate_policy, **given), gate_policy)
+    },
+    "a delegation that was taken back still counts": {
+        f"{GATES}.approval.delegations_in_force": lambda given: [each for each in given if each.decision == "delegate"]
+    },
+    "a delegation is taken back after the other person has approved": {
+        f"{STORE}.gates.why_not_taken_back": lambda gate_policy, **given: why_not_taken_back(gate_policy, **{**given, "agreements": ()})
     },
     "a gate that was withdrawn or replaced takes answers": {f"{STORE}.gates._is_open": true},
 }

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from plan_adapter.model.approvals import Approval, Delegation, Gate, GatePolicy, StandingApproval
+from plan_adapter.model.approvals import Approval, Delegation, DelegationKind, Gate, GatePolicy, StandingApproval, followed_by
 from plan_adapter.model.canonical import plan_digest
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.plan import ExecutionPlan, Step, new_id
@@ -181,9 +181,10 @@ def an_answer(gate: Gate, **fields: Any) -> Approval:
     return an_approval(**{"approval_digest": gate.approval_digest} | fields)
 
 
-def a_delegation(gate: Gate, *, by: str = "安娜", to: str = "bo", **fields: Any) -> Delegation:
-    """Return the delegation by which 安娜 lets bo answer at `gate`."""
-    content: dict[str, Any] = {"gate_id": gate.id, "approval_digest": gate.approval_digest}
+def a_delegation(gate: Gate, *, by: str = "安娜", to: str = "bo", decision: DelegationKind = "delegate", **fields: Any) -> Delegation:
+    """Return the delegation by which 安娜 lets bo answer at `gate`, or takes that back."""
+    content: dict[str, Any] = {"gate_id": gate.id, "approval_digest": gate.approval_digest, "decision": decision}
+    content["follows"] = followed_by(gate.gate_policy.delegations, decision=decision, by=by, to=to)
     known: dict[str, Any] = {"id": new_id(), "known_by": "totp", "at": datetime.now(UTC), "note": "休假"}
     return Delegation(by=by, to=to, **content | known | fields)
 

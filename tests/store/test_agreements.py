@@ -217,6 +217,24 @@ async def delegations_in(store: PlanStore, gate: Gate) -> list[dict[str, Any]]:
     return [row for row in approvals if row["decision"] == DELEGATE]
 
 
+async def test_a_delegation_is_taken_back_in_the_same_table(store: PlanStore) -> None:
+    gate = await opened(store, item=3)
+    delegated = await store.gates.delegate(a_delegation(gate, by="ana", to="dan"))
+    given = a_delegation(delegated, by="ana", to="dan", decision="take_back", note="找到了", signature="-----BEGIN")
+    left_open = await store.gates.delegate(given)
+    first, kept = left_open.gate_policy.delegations
+    assert (first, kept) == (delegated.gate_policy.delegations[0], replace(given, at=kept.at, follows=first.id))
+    assert left_open.gate_policy.approvers == TWO.approvers
+    assert await store.gates.get(gate.id) == left_open
+    approvals = cast("list[dict[str, Any]]", (await store.export(gate.run_id))["approvals"])
+    assert [(row["decision"], row["gate_id"], row["step_id"], row["item"]) for row in approvals if row["step_id"]] == [
+        ("delegate", None, "drain", 3),
+        ("take_back", None, "drain", 3),
+    ]
+    assert [row.decision for row in await store.approvals(gate.run_id)] == ["approve"]  # that of the plan, which holds
+    assert (await store.verify(gate.run_id)).ok
+
+
 async def test_a_delegation_is_for_one_gate(store: PlanStore) -> None:
     """Two runs of one plan ask about the same content."""
     first, second = await opened(store), await opened(store)

@@ -5,7 +5,7 @@ from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.identity import Identity
 from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import DELEGATE, Answer, Gate
+from plan_adapter.model.approvals import DELEGATE, TAKE_BACK, Answer, Gate
 from plan_adapter.model.errors import RunConflictError
 from plan_adapter.runs.answers import GateAnswers
 from plan_adapter.store.store import PlanStore
@@ -21,6 +21,8 @@ async def record_answer(answer: Answer, gate: Gate, identity: Identity | None, s
     closed = await close_gate(gate, answer, answers)
     if answer.decision == DELEGATE:
         return f"Recorded: {answer.to} answers instead of {answer.by}."
+    if answer.decision == TAKE_BACK:
+        return f"Recorded: {answer.to} no longer answers instead of {answer.by}."
     if gate.kind == "outcome":
         return "Recorded. " + ("The waiting process continues now." if gate.attended else "`plan resume` resumes the run.")
     if closed.end is None:

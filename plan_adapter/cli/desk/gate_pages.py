@@ -12,11 +12,11 @@ from plan_adapter.cli.answering import what_happens_next
 from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.records import QUESTION_SUFFIXES, gate_place
 from plan_adapter.cli.verbs.gates import who_may_answer
-from plan_adapter.gates.approval import approval_text_to_sign, refusal, why_nobody_may_answer
+from plan_adapter.gates.approval import approval_text_to_sign, refusal, why_nobody_may_answer, why_not_taken_back
 from plan_adapter.gates.identity import Identity, SignInProof, agreements_that_count, identity_of_name
 from plan_adapter.gates.quorum import progress_line, why_already_given
 from plan_adapter.gates.signatures import NAMESPACE
-from plan_adapter.model.approvals import GATE_ANSWERS, Decision, Gate, GateAnswer, GatePolicy, person_of
+from plan_adapter.model.approvals import GATE_ANSWERS, Decision, Gate, GateAnswer, GatePolicy, delegations_in_force, person_of
 from plan_adapter.model.language import in_all_languages
 from plan_adapter.model.options import Input
 from plan_adapter.model.readable import as_text, moment, one_line
@@ -105,6 +105,7 @@ class Choices:
     takes_code: bool
     takes_signature: bool
     may_delegate: bool = False
+    may_take_back: tuple[str, ...] = ()  # the people whom they let answer, and who have not
 
     @classmethod
     def of(cls, gate: Gate, gate_policy: GatePolicy, identity: Identity | None) -> "Choices":
@@ -126,7 +127,14 @@ class Choices:
         why_not = tuple(dict.fromkeys(why for why in refused.values() if why is not None))
         may_delegate = gate_policy.delegate and gate_policy.approvers is not None and gate.kind != "outcome" and bool(allowed)
         proofs = {"asks_name": identity is None, "takes_code": takes_code, "takes_signature": takes_signature}
-        return cls(allowed, why_not, **proofs, may_delegate=may_delegate)
+        return cls(allowed, why_not, **proofs, may_delegate=may_delegate, may_take_back=_may_take_back(gate, gate_policy, identity))
+
+
+def _may_take_back(gate: Gate, gate_policy: GatePolicy, identity: Identity | None) -> tuple[str, ...]:
+    """Return the people who answer in the place of the person who signed in, or of anyone, as far as that can be taken back."""
+    given = [each for each in delegations_in_force(gate_policy.delegations) if identity is None or each.by == identity.by]
+    names = (each.to for each in given if why_not_taken_back(gate_policy, by=each.by, to=each.to, agreements=gate.agreements) is None)
+    return tuple(dict.fromkeys(names))
 
 
 def _why_refused(gate: Gate, gate_policy: GatePolicy, identity: Identity, decision: GateAnswer) -> str | None:

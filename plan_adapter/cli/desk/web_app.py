@@ -33,7 +33,7 @@ from plan_adapter.cli.verbs.show import shown_run
 from plan_adapter.gates.gate import closing_message, request_of
 from plan_adapter.gates.identity import DIGEST_BEGINNING, Identity
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import GATE_ANSWERS, Answer, Gate, GateAnswer
+from plan_adapter.model.approvals import DELEGATE, GATE_ANSWERS, TAKE_BACK, Answer, Gate, GateAnswer
 from plan_adapter.model.errors import InvalidAnswerError, NotApprovedError, PlanAdapterError, RunConflictError, RunNotFoundError
 from plan_adapter.model.readable import moment, visible
 from plan_adapter.runs.answers import GateAnswers
@@ -286,8 +286,10 @@ class Desk:
 
     def _read_answer(self, form: "Mapping[str, str]", gate: Gate, identity: Identity | None) -> Answer:
         """Return the answer in a form. Raises InvalidAnswerError if it is incomplete, and NotApprovedError if it proves nobody."""
-        known: tuple[GateAnswer, ...] = (*GATE_ANSWERS[gate.kind], "delegate")
-        decision: GateAnswer | None = next((each for each in known if form.get("decision") == each), None)
+        known: tuple[GateAnswer, ...] = (*GATE_ANSWERS[gate.kind], DELEGATE)
+        decision: GateAnswer | None = (
+            TAKE_BACK if "take_back" in form else next((each for each in known if form.get("decision") == each), None)
+        )
         note = form.get("note", "").replace("\r\n", "\n").strip()
         digest = form.get("digest", "")
         if decision is None:
@@ -298,7 +300,7 @@ class Desk:
             raise InvalidAnswerError(f"the note has more than {MAX_NOTE_CHARACTERS} characters")
         if decision == "request_changes" and not note:
             raise InvalidAnswerError("the note is empty: say in it what to change")
-        if decision == "delegate" and not form.get("to", "").strip():
+        if decision == DELEGATE and not form.get("to", "").strip():
             raise InvalidAnswerError("the name of the person who answers instead is missing")
         code, signature = form.get("code", "").strip() or None, form.get("signature", "").replace("\r\n", "\n").strip() or None
         by = form.get("by", "").strip() if identity is None else identity.by
@@ -314,7 +316,7 @@ class Desk:
             signature=None if signature is None else signature + "\n",
             result=_read_result(form, gate, decision),
             digest=digest,
-            to=form.get("to", "").strip(),
+            to=form.get("take_back" if decision == TAKE_BACK else "to", "").strip(),
         )
 
     async def _closed_page(self, visit: Visit, gate: Gate, error: RunConflictError) -> Response:

@@ -1,10 +1,11 @@
 """`plan approve`."""
 
-from plan_adapter.cli.answering import AnswerOptions, GateSelector, answer_in_store, delegate_in_store, refuse_item, show_gate
+from plan_adapter.cli.answering import AnswerOptions, GateSelector, Instead, answer_in_store, delegate_in_store, refuse_item, show_gate
 from plan_adapter.cli.exit_codes import UsageError
 from plan_adapter.cli.remote import answer_remotely
 from plan_adapter.cli.sources import open_store
 from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import TAKE_BACK
 
 
 async def approve(
@@ -20,6 +21,7 @@ async def approve(
     code: str | None = None,
     by: str | None = None,
     delegate_to: str | None = None,
+    take_back: str | None = None,
     show: bool = False,
     api: bool = False,
     json: bool = False,
@@ -39,18 +41,21 @@ async def approve(
         code: Your one-time code.
         by: Who is answering (with `--sign` or `--code`); default: your account.
         delegate_to: Let this person answer instead of you, and approve nothing. The plan must allow it (`approval: {delegate: true}`).
+        take_back: Take back that you let this person answer, and approve nothing. It is too late once they have approved.
         show: Print everything that the gate asks about, and approve nothing.
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print one JSON object.
     """
     options = AnswerOptions("approve", note=note, sign=sign, code=code, by=by)
     selector, settings = gate_selector(run, step, item, digest, yes=yes), Settings()
-    if delegate_to is None:
+    instead = Instead(delegate_to) if delegate_to is not None else None if take_back is None else Instead(take_back, TAKE_BACK)
+    if instead is None:
         return await answer_gate(selector, options, settings, api=api, show=show, as_json=json)
-    if api or show:
-        raise UsageError(f"--delegate-to and {'--api' if api else '--show'} exclude each other")
+    given = {"--delegate-to": delegate_to is not None, "--take-back": take_back is not None, "--api": api, "--show": show}
+    if len(several := [option for option, is_given in given.items() if is_given]) > 1:
+        raise UsageError(f"{several[0]} and {several[1]} exclude each other")
     async with open_store(settings) as store:
-        return await delegate_in_store(selector, options, delegate_to, store, settings, as_json=json)
+        return await delegate_in_store(selector, options, instead, store, settings, as_json=json)
 
 
 async def answer_gate(

@@ -9,7 +9,16 @@ from typing import Any, Protocol, TypeAlias
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, RowMapping, or_
 
-from plan_adapter.model.approvals import AGREE, DELEGATE, Agreement, Approval, Delegation, FreezeOverride, GatePolicy
+from plan_adapter.model.approvals import (
+    AGREE,
+    LEAVES_OPEN,
+    Agreement,
+    Approval,
+    Delegation,
+    FreezeOverride,
+    GatePolicy,
+    delegation_result,
+)
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.record import MIN_END_CHARACTERS, Attempt, GroupItem, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
 from plan_adapter.model.status import Outcome, StepStatus
@@ -284,14 +293,15 @@ def delegation_row(delegation: Delegation) -> dict[str, Any]:
     """Return the row of a delegation, without its context columns. As with an agreement, no reader can take it for an answer."""
     names = ("id", "approval_digest", "by", "known_by", "at", "note", "signature")
     said = Approval(decision="approve", **{name: getattr(delegation, name) for name in names})
-    return {**approval_row(said), "decision": DELEGATE, "result": dump_json({"gate": delegation.gate_id, "to": delegation.to})}
+    result = {"gate": delegation.gate_id, **delegation_result(delegation.to, delegation.follows)}
+    return {**approval_row(said), "decision": delegation.decision, "result": dump_json(result)}
 
 
 def delegation_of(row: Row) -> Delegation:
     """Return the delegation that `delegation_row` wrote."""
-    names = ("id", "approval_digest", "by", "known_by", "at", "note", "signature")
+    names = ("id", "approval_digest", "by", "known_by", "at", "note", "signature", "decision")
     result = load_json(row["result"])
-    return Delegation(gate_id=result["gate"], to=result["to"], **{name: row[name] for name in names})
+    return Delegation(gate_id=result["gate"], to=result["to"], follows=result.get("follows"), **{name: row[name] for name in names})
 
 
 def answers_of(rows: Iterable[Row]) -> list[Approval]:
@@ -301,7 +311,7 @@ def answers_of(rows: Iterable[Row]) -> list[Approval]:
         if row["decision"] == AGREE:
             agreement = agreement_of(row)
             agreements.setdefault(agreement.gate_id, []).append(agreement)
-        elif row["decision"] != DELEGATE:
+        elif row["decision"] not in LEAVES_OPEN:
             answers.append(row)
     return [approval_of(row, agreements.get(row["gate_id"], ())) for row in answers]
 

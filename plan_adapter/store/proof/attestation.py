@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from plan_adapter.local.attestation_key import PublicKey
-from plan_adapter.model.approvals import Decision, OperatorRequestKind, Resolution
+from plan_adapter.model.approvals import Decision, DelegationKind, OperatorRequestKind, Resolution
 from plan_adapter.model.errors import NotVerifiedError
 from plan_adapter.model.options import CallKind, Effect
 from plan_adapter.model.readable import one_line
@@ -72,7 +72,7 @@ class AttestedApproval:
     """One answer at a gate: its person, the proof of their identity, and the content."""
 
     id: str
-    decision: Decision | Literal["agree", "delegate"]  # `agree`: one of several approvals; `delegate`: `result` has who answers instead
+    decision: Decision | DelegationKind | Literal["agree"]  # `agree`: one of several; `delegate`, `take_back`: `result` has whom
     by: str
     known_by: str  # the proof that was checked: ssh_signature, totp, sign_in, proxy, slack, os_user, form, unverified; or not_required
     at: str

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from plan_adapter.model.approvals import AGREE, DELEGATE, Approval, Decision, GateEnd, OperatorRequestKind
+from plan_adapter.model.approvals import AGREE, DELEGATE, TAKE_BACK, Approval, Decision, DelegationKind, GateEnd, OperatorRequestKind
 from plan_adapter.model.canonical import arguments_digest
 from plan_adapter.model.host_process import HostProcess
 from plan_adapter.model.options import CallKind
@@ -23,6 +23,7 @@ AuditKind: TypeAlias = Literal[
     "gate_opened",
     "agreed",  # an approval at a gate that needed more of them
     "delegated",  # an approver let another person answer at a gate: `message` begins with their name
+    "delegation_taken_back",  # and no longer does, likewise
     "gate_answered",  # `message` begins with the decision
     "gate_expired",
     "gate_cancelled",
@@ -62,6 +63,7 @@ OPERATOR_REQUEST_KINDS: dict[OperatorRequestKind, AuditKind] = {
 }
 
 DECISION_ENTRIES: Mapping[Decision, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
+DELEGATION_ENTRIES: Mapping[DelegationKind, AuditKind] = {DELEGATE: "delegated", TAKE_BACK: "delegation_taken_back"}
 GATE_END_ENTRIES: Mapping[GateEnd, AuditKind] = {
     "expired": "gate_expired",
     "cancelled": "gate_cancelled",
@@ -77,7 +79,7 @@ DESCRIBED_TABLES: Mapping[str, str] = {
     **dict.fromkeys(("attempt_succeeded", "attempt_failed"), "receipts"),
     "command_started": "commands",
     **dict.fromkeys(STEP_END_ENTRIES.values(), "step_runs"),
-    **dict.fromkeys((*DECISION_ENTRIES.values(), "agreed", "delegated", "approval_used", "gate_answered"), "approvals"),
+    **dict.fromkeys((*DECISION_ENTRIES.values(), *DELEGATION_ENTRIES.values(), "agreed", "approval_used", "gate_answered"), "approvals"),
     **dict.fromkeys(("gate_opened", *GATE_END_ENTRIES.values()), "gates"),
     "revised": "revisions",
     "erased": "tombstones",
@@ -178,9 +180,9 @@ def of_step(row: JsonRow) -> Entry:
 def of_approval(row: JsonRow) -> Entry:
     """Return the entry for an answer, at a gate or without one."""
     note = _optional_text(row["note"] or None)
-    if row["decision"] == DELEGATE:
+    if (delegation := DELEGATION_ENTRIES.get(cast("DelegationKind", row["decision"]))) is not None:
         to = str(json.loads(_text(row["result"]))["to"])
-        return _approval_entry(row, "delegated", _text(row["at"]), to + (f": {note}" if note else ""))
+        return _approval_entry(row, delegation, _text(row["at"]), to + (f": {note}" if note else ""))
     if row["gate_id"] is None:
         kind = "agreed" if row["decision"] == AGREE else DECISION_ENTRIES[cast("Decision", row["decision"])]
         return _approval_entry(row, kind, _text(row["at"]), note)

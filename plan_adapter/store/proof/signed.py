@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from plan_adapter.gates.approval import approval_text_to_sign, operator_request_text_to_sign, resolution_text_to_sign
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import allowed_signers, verify_signature
-from plan_adapter.model.approvals import AGREE, DELEGATE, OperatorRequestKind, Resolution
+from plan_adapter.model.approvals import AGREE, LEAVES_OPEN, OperatorRequestKind, Resolution
 from plan_adapter.model.errors import NotApprovedError, NotVerifiedError
 from plan_adapter.model.readable import one_line
 from plan_adapter.model.record import ABORTED
@@ -170,8 +170,8 @@ def _signed_answer(row: JsonRow) -> SignedStatement:
     result: Any = None if row["result"] is None else json.loads(str(row["result"]))
     is_agreement = row["decision"] == AGREE  # the person signed an approval, and the gate is in the result
     gate_id = row["gate_id"]
-    if is_agreement or row["decision"] == DELEGATE:
-        gate_id, result = result["gate"], None if is_agreement else {"to": result["to"]}
+    if row["decision"] in LEAVES_OPEN:
+        gate_id, result = result["gate"], None if is_agreement else {name: value for name, value in result.items() if name != "gate"}
     text = approval_text_to_sign(
         approval_digest=str(row["approval_digest"]),
         decision="approve" if is_agreement else row["decision"],  # pyright: ignore[reportArgumentType]  # any value; it must have been signed

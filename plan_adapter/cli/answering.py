@@ -27,7 +27,15 @@ from plan_adapter.model.problems import did_you_mean
 from plan_adapter.model.readable import code, listed, means_item, one_line
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunReason
-from plan_adapter.text.commands import SHOWN_DIGITS, Question, answer_command, resume_command, resume_command_after_gate, show_command
+from plan_adapter.text.commands import (
+    SHOWN_DIGITS,
+    Question,
+    answer_command,
+    resume_command,
+    resume_command_after_gate,
+    show_command,
+    take_back_command,
+)
 from plan_adapter.text.gate_text import without_picture
 
 if TYPE_CHECKING:
@@ -163,6 +171,7 @@ async def delegate_in_store(
 ) -> int:
     """Let another person answer at a gate in the store, or take that back, and print who may. Raises NotApprovedError if it is refused."""
     from plan_adapter.runs.answers import GateAnswers  # these import SQLAlchemy
+    from plan_adapter.runs.known_people import why_unknown
     from plan_adapter.waiting_runs import close_gate
 
     run, gate = await find_gate(selector, store)
@@ -171,6 +180,8 @@ async def delegate_in_store(
         raise ContentChangedError(wrong_digest_message(selector, gate, command_of(gate, options), was_asked=False))
     open_gate = await close_gate(gate, answer_with_proof(options, request, settings, instead=instead), GateAnswers(store, settings))
     given = open_gate.gate_policy.delegations[-1]
+    if given.decision == DELEGATE and (warning := await why_unknown(given.to, gate, store, settings)) is not None:
+        output.note(f"{warning}; if it is misspelt, `{take_back_command(gate, given.to)}` takes it back")
     if as_json:
         output.json_line(
             "answer", {**gate_json(open_gate), "decision": given.decision, "by": given.by, "known_by": given.known_by, "to": given.to}

@@ -59,6 +59,18 @@ def allowed_signers(policy: EffectivePolicy) -> Path | str:
     return policy.allowed_signers if isinstance(policy.allowed_signers, str) else policy.allowed_signers.expanduser()
 
 
+def signer_patterns(policy: EffectivePolicy) -> list[str]:
+    """Return the names in the allowed signers, which may have wildcards. Empty if there are none or their file cannot be read."""
+    signers = policy.allowed_signers
+    try:
+        text = signers.expanduser().read_text(encoding="utf-8") if isinstance(signers, Path) else signers or ""
+    except (OSError, UnicodeDecodeError):
+        return []
+    lines = (line.strip() for line in text.splitlines())
+    names = (line.partition('"' if line.startswith('"') else " ") for line in lines if line and not line.startswith("#"))
+    return [name for before, _, rest in names for name in (before or rest.partition('"')[0]).split(",")]
+
+
 def sign(text: str, *, key: Path) -> str:
     """Return the armored signature of `text` by `key`, a private key, or a public key whose private half is in an agent.
 

@@ -92,6 +92,11 @@ def answer_command(question: Question, decision: Decision = "approve", *, api: b
             assert_never(decision)
 
 
+def take_back_command(question: Question, to: str) -> str:
+    """Return the command that takes back that the person `to` answers at a gate."""
+    return f"plan approve {question.run_id}{_step_arguments(question)} --take-back {shlex.quote(to)}"
+
+
 def open_form_notice(question: Question) -> str:
     """Return why a form accepts no one-time code on a Prefect server without authentication, and where to give the code instead."""
     return tr(

@@ -56,6 +56,24 @@ def test_an_approver_takes_a_delegation_back(plan: Plan) -> None:
     assert plan("verify", run_id).code == 0
 
 
+def test_a_name_that_nothing_mentions_is_reported(plan: Plan) -> None:
+    Path("policy.json").write_text(json.dumps({"groups": {"cab": ["dana", "小明"]}, "allowed_signers": ["*@example.org ssh-ed25519 AAAA"]}))
+    assert plan("policy", "set", "policy.json").code == 0
+    assert plan("enroll", "eve").code == 0
+    run_id = waiting(plan, approval={**DELEGATES, "escalate": {"after": "30m", "to": ["老板"]}})
+    for known in ("ben", "老板", "dana", "小明", "zoe@example.org", "eve", "daemon"):
+        given = plan("approve", run_id, "--delegate-to", known)
+        assert (given.code, "nobody called" in given.err) == (0, False), given
+        assert plan("approve", run_id, "--take-back", known).code == 0
+    given = plan("approve", run_id, "--delegate-to", "dnaa")
+    warning = "nobody called dnaa is among the approvers, operators, groups, signers, Slack users and one-time codes here"
+    assert given.code == 0
+    assert f"{warning} (did you mean `dana`?); if it is misspelt, `plan approve {run_id} --take-back dnaa` takes it back" in given.err
+    assert plan("approve", run_id, "--take-back", "dnaa", "--json").code == 0
+    other = plan("approve", run_id, "--delegate-to", "新来的 人", "--json")
+    assert (other.run["to"], f"`plan approve {run_id} --take-back '新来的 人'` takes it back" in other.err) == ("新来的 人", True)
+
+
 def test_the_end_of_a_delegation_as_json(plan: Plan) -> None:
     run_id = waiting(plan, approval=DELEGATES)
     assert plan("approve", run_id, "--delegate-to", "dana").code == 0

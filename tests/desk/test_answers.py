@@ -279,7 +279,7 @@ async def test_an_approver_lets_another_person_answer(world: World, desk: Desk) 
     assert (await eve.answer(gate, "delegate", to="eve@example.org")).status_code == 403
     await ana.answer(gate, "delegate", to="eve@example.org")
     after = said(await ana.get(f"/gates/{gate.id}"))
-    assert "Recorded: eve@example.org answers instead of ana@example.org." in after
+    assert "Recorded: eve@example.org answers instead of ana@example.org. But nobody called eve@example.org is among" in after
     assert "ana@example.org let eve@example.org answer instead; only bo@example.org, eve@example.org may" in after
     await eve.answer(gate, "approve")
     assert await closed(world, gate) == ("approve", "eve@example.org", "proxy")

@@ -8,6 +8,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import DELEGATE, TAKE_BACK, Answer, Gate
 from plan_adapter.model.errors import RunConflictError
 from plan_adapter.runs.answers import GateAnswers
+from plan_adapter.runs.known_people import why_unknown
 from plan_adapter.store.store import PlanStore
 from plan_adapter.waiting_runs import close_gate
 
@@ -20,7 +21,8 @@ async def record_answer(answer: Answer, gate: Gate, identity: Identity | None, s
     answers = GateAnswers(store, settings, signed_in=identity)
     closed = await close_gate(gate, answer, answers)
     if answer.decision == DELEGATE:
-        return f"Recorded: {answer.to} answers instead of {answer.by}."
+        warning = await why_unknown(answer.to, gate, store, settings)
+        return f"Recorded: {answer.to} answers instead of {answer.by}." + (f" But {warning}." if warning else "")
     if answer.decision == TAKE_BACK:
         return f"Recorded: {answer.to} no longer answers instead of {answer.by}."
     if gate.kind == "outcome":

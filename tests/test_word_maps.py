@@ -15,7 +15,6 @@ PARTIAL = {
     "cli/desk/notices.py _ENDS": "the other ends are answers, which are worded with who gave them",
     "engine/gate_forms.py _PROOFS": "the other proofs have no field in a form",
     "execution/ports.py _IN_WORDS": "the other outcomes are words already",
-    "runs/run_session.py _PROOFS": "the other proofs have no option of a command",
     "store/proof/entries.py GATE_END_ENTRIES": "an answer has an entry of its own",
 }
 """The mappings that leave words out on purpose, and why."""

@@ -1,5 +1,6 @@
 """Answers from the command line: which gate they are for, who gives them, and what happens next."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, assert_never
 
@@ -31,6 +32,7 @@ from plan_adapter.text.commands import (
     SHOWN_DIGITS,
     Question,
     answer_command,
+    options_of_proofs,
     resume_command,
     resume_command_after_gate,
     show_command,
@@ -108,10 +110,20 @@ class AnswerOptions:
 
     def __post_init__(self) -> None:
         """Raise UsageError for options that no gate would accept."""
-        if self.by is not None and not (self.sign or self.code):
-            raise UsageError("--by alone proves nothing: add --sign, or --code with that person's one-time code")
         if self.decision == "request_changes" and not self.note.strip():
             raise UsageError("--changes needs --note: say what to change")
+
+
+def refuse_name_alone(by: str | None, *, sign: bool, code: str | None, known_by: Sequence[str] | None = None) -> None:
+    """Raise UsageError for a name without a proof. `known_by` are the proofs that the gate accepts; None: any."""
+    if by is None or sign or code:
+        return
+    options = options_of_proofs(known_by)
+    if not options:
+        accepted = " or ".join(known_by or ())
+        raise UsageError(f"--by alone proves nothing, and no option of this command gives {accepted}, which this gate needs")
+    how = {"--sign": "--sign", "--code": "--code with that person's one-time code"}
+    raise UsageError(f"--by alone proves nothing: add {', or '.join(how[option] for option in options)}")
 
 
 async def answer_in_store(selector: GateSelector, options: AnswerOptions, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
@@ -124,6 +136,7 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
     request = request_of(gate)
     refuse_mismatched_answer(request, options.decision, options.fields)
     request = replace(request, gate_policy=await GateAnswers(store, settings).policy_of(request))
+    refuse_name_alone(options.by, sign=options.sign, code=options.code, known_by=request.gate_policy.known_by)
     is_named = gate.step_id is None or selector.step is not None or selector.digest is not None
     may_ask = may_confirm(selector, as_json=as_json)
     if not selector.matches_digest(gate.approval_digest):
@@ -178,6 +191,8 @@ async def delegate_in_store(
     request = request_of(gate)
     if not selector.matches_digest(gate.approval_digest):
         raise ContentChangedError(wrong_digest_message(selector, gate, command_of(gate, options), was_asked=False))
+    gate_policy = await GateAnswers(store, settings).policy_of(request)
+    refuse_name_alone(options.by, sign=options.sign, code=options.code, known_by=gate_policy.known_by)
     open_gate = await close_gate(gate, answer_with_proof(options, request, settings, instead=instead), GateAnswers(store, settings))
     given = open_gate.gate_policy.delegations[-1]
     if given.decision == DELEGATE and (warning := await why_unknown(given.to, gate, store, settings)) is not None:

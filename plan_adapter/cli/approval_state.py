@@ -17,13 +17,14 @@ from plan_adapter.model.readable import call_name, duration, listed, moment, one
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunOutcome, RunReason
 from plan_adapter.text.commands import (
-    answer_command,
+    command_at_gate,
     hosts_left,
     new_run_hint,
     resume_command,
     resume_command_after_gate,
     rollback_command,
     rolled_back_hint,
+    ways_to_answer,
 )
 from plan_adapter.text.run_facts import outcome_in_words
 
@@ -143,7 +144,8 @@ class ApprovalState:
         if self.gates and (reason := why_nobody_may_answer(self.gates[0].gate_policy)) is not None:
             return tr("nobody may answer: {why}; `{command}` ends the run", why=reason, command=f"plan cancel {run.id}")
         if self.gates:
-            commands = ", ".join(f"`{answer_command(gate)}`" for gate in self.gates[:5])
+            accepted = [(gate, gate.gate_policy.known_by) for gate in self.gates[:5]]
+            commands = ", ".join(command_at_gate(*each) or tr("answer {ways}", ways=ways_to_answer(*each)) for each in accepted)
             is_unattended = all(gate.attended is False and not gate.is_released for gate in self.gates)
             then = tr(", then `{command}`", command=self._resume_command) if is_unattended else ""
             asked = {gate.kind for gate in self.gates}

@@ -12,7 +12,7 @@ from plan_adapter.model.approvals import GateKind
 from plan_adapter.model.hooks import Event
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import counted, duration, moment, one_line
-from plan_adapter.text.commands import answer_command
+from plan_adapter.text.commands import ways_to_answer
 from plan_adapter.text.run_facts import step_end_text
 
 Links = Callable[[str], list[str]]
@@ -185,12 +185,8 @@ def answer_line(event: Event) -> str:
     assert event.gate is not None
     if (nobody := why_nobody_may_answer(event.gate.gate_policy)) is not None:
         return tr("nobody may answer: {why}; `{command}` ends the run", why=nobody, command=f"plan cancel {event.run.id}")
-    command = answer_command(event.gate)
-    if not event.in_form:
-        return tr("answer with `{command}`", command=command)
-    if event.gate.step_id is None:
-        return tr("answer in the form on that page, or with `{command}`", command=command)
-    return tr("answer in its form (link below), or with `{command}`", command=command)
+    form = "" if not event.in_form else tr("in the form on that page") if event.gate.step_id is None else tr("in its form (link below)")
+    return tr("answer {ways}", ways=ways_to_answer(event.gate, event.gate.gate_policy.known_by, form=form))
 
 
 def detach_line(event: Event, otherwise: str) -> str:

@@ -16,6 +16,7 @@ from plan_adapter.cli.answering import (
     digest_required_message,
     may_confirm,
     needs_no_text,
+    refuse_name_alone,
     refuse_unnamed_step,
     unconfirmed_message,
     with_result,
@@ -76,6 +77,7 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
         from plan_adapter.engine.gate_forms import answer_form, form_fields, form_text, open_forms  # imports Prefect
 
         form = _find_form(await open_forms(), selector, None if show else options)
+        refuse_name_alone(options.by, sign=options.sign, code=options.code, known_by=form.known_by)
         page = server.run_url(form.flow_run_id)
         command = _answer_command(form) if form.kind == "outcome" else _answer_command(form, approval_decision(options))
         if form.is_lost:

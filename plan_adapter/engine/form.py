@@ -19,7 +19,7 @@ from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.options import Input
 from plan_adapter.model.readable import call_name, counted, one_line, prose
 from plan_adapter.model.values import refuse_constant
-from plan_adapter.text.commands import SHOWN_DIGITS, answer_command, open_form_notice, show_command
+from plan_adapter.text.commands import SHOWN_DIGITS, open_form_notice, show_command, ways_to_answer
 from plan_adapter.text.gate_text import split_text, without_picture
 from plan_adapter.validation.inputs import form_schema
 
@@ -322,23 +322,26 @@ def called_step(request: ApprovalRequest) -> str:
     return call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)
 
 
-_UI_INSTRUCTION = "answer with the button Resume (in Prefect's newer UI: in the menu ⋮)"
+_UI_INSTRUCTION = later("with the button Resume (in Prefect's newer UI: in the menu ⋮)")
 """Where each of Prefect's UIs has the button on the flow run's page."""
 
 
 def waiting_message(request: ApprovalRequest) -> str:
     """Return a sentence that says that the gate of `request` is open and how to answer it."""
-    command = answer_command(request)
+    ways = ways_to_answer(request, request.gate_policy.known_by, form=tr(_UI_INSTRUCTION))
     if request.kind == "outcome":
-        return f"asks how {called_step(request)} ended; its outcome is unknown: {_UI_INSTRUCTION}, or with `{command}`"
-    until = "" if request.expires_at is None else f", until {request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    what = "an answer to a question" if request.kind == "question" else "an approval"
-    return f"waits for {what}{until}: {_UI_INSTRUCTION}, or with `{command}`"
+        return tr("asks how {call} ended; its outcome is unknown: answer {ways}", call=called_step(request), ways=ways)
+    when = None if request.expires_at is None else f"{request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    until = "" if when is None else tr(", until {when}", when=when)
+    if request.kind == "question":
+        return tr("waits for an answer to a question{until}: answer {ways}", until=until, ways=ways)
+    return tr("waits for an approval{until}: answer {ways}", until=until, ways=ways)
 
 
 def lost_form_message(request: ApprovalRequest) -> str:
     """Return a sentence that says how to answer the gate of `request`, whose form Prefect does not keep."""
-    return f"Prefect does not keep the form of this gate, so it cannot be answered on its page: `{answer_command(request)}` answers it"
+    ways = ways_to_answer(request, request.gate_policy.known_by)
+    return tr("Prefect does not keep the form of this gate, so it cannot be answered on its page: answer {ways}", ways=ways)
 
 
 def paused_message(request: ApprovalRequest) -> str:

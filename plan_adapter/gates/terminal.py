@@ -11,10 +11,10 @@ from plan_adapter.gates.approval import answer_to, os_user, refusal
 from plan_adapter.gates.conversation import Conversation, ask_fields
 from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.quorum import progress_line, why_already_given
-from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Resolution
+from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, GatePolicy, Resolution
 from plan_adapter.model.language import in_all_languages, later, tr
 from plan_adapter.model.readable import call_name, moment, one_line, plain, visible
-from plan_adapter.text.commands import answer_command, resolutions_in_words, show_command
+from plan_adapter.text.commands import resolutions_in_words, show_command, ways_to_answer
 from plan_adapter.text.gate_text import IRREVERSIBLE, without_digests, without_picture
 
 SHOWN_LINES = 50
@@ -208,7 +208,13 @@ def step_name(request: ApprovalRequest) -> str:
 
 
 def _proof_hint(request: ApprovalRequest) -> str:
-    return tr("use `{command}` with --sign or --code", command=answer_command(request))
+    return tr("answer {ways}", ways=ways_to_answer(request, _without_account(request.gate_policy)))
+
+
+def _without_account(gate_policy: GatePolicy) -> list[str]:
+    """Return the proofs that the gate accepts, without the account, which has just been refused; of any proof, those that need no page."""
+    accepted = ("ssh_signature", "totp") if gate_policy.known_by is None else gate_policy.known_by
+    return [proof for proof in accepted if proof != "os_user"]
 
 
 async def _wait_forever() -> Approval:

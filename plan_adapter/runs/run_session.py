@@ -26,12 +26,12 @@ from plan_adapter.model.approvals import Approval, ApprovalRequest, Decision, Ga
 from plan_adapter.model.errors import InvalidPlanError, NotApprovedError
 from plan_adapter.model.goals import GoalModel
 from plan_adapter.model.hooks import Hooks, Listener
-from plan_adapter.model.options import KnownBy
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.record import PlanRun, RunContext
 from plan_adapter.runs.gate_policies import gate_policy_at
 from plan_adapter.runs.secret_lookup import model_redactor
 from plan_adapter.store.store import PlanStore
+from plan_adapter.text.commands import options_of_proofs
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 from plan_adapter.validation.findings import Findings
@@ -268,11 +268,7 @@ async def require_resume_operator(
 
 def proof_options(gate_policy: GatePolicy, command: str, *, by: str, decision: Decision) -> str:
     """Return which options would make `command` acceptable, as the end of an error message; empty if no option would."""
-    options = [option for proof, option in _PROOFS.items() if gate_policy.known_by is None or proof in gate_policy.known_by]
-    if not options:
+    if not (options := options_of_proofs(gate_policy.known_by)):
         return ""
     needs_name = refusal(replace(gate_policy, known_by=None), identity_of_name(by), decision=decision) is not None
     return f"; use `{command}` with {' or '.join(options)}{' and --by NAME' if needs_name else ''}"
-
-
-_PROOFS: dict[KnownBy, str] = {"ssh_signature": "--sign", "totp": "--code"}

@@ -92,6 +92,36 @@ def answer_command(question: Question, decision: Decision = "approve", *, api: b
             assert_never(decision)
 
 
+PROOF_OPTIONS: Mapping[str, str] = {"ssh_signature": "--sign", "totp": "--code"}
+"""The option of a command that gives each proof of identity that has one."""
+
+
+def options_of_proofs(known_by: Sequence[str] | None) -> list[str]:
+    """Return the options that prove who types a command, as far as a gate that accepts the proofs `known_by` accepts them."""
+    return [option for proof, option in PROOF_OPTIONS.items() if known_by is None or proof in known_by]
+
+
+def command_at_gate(question: Question, known_by: Sequence[str] | None) -> str | None:
+    """Return the command that answers, as code, with the options it needs; None if no command gives a proof that the gate accepts."""
+    command = f"`{answer_command(question)}`"
+    if known_by is None or "os_user" in known_by:
+        return command
+    options = options_of_proofs(known_by)
+    return tr("{command} (with {options})", command=command, options=tr(" or ").join(options)) if options else None
+
+
+def ways_to_answer(question: Question, known_by: Sequence[str] | None, *, form: str = "") -> str:
+    """Return how to answer at a gate that accepts the proofs `known_by`, after the word "answer". `form` says where its form is."""
+    ways = [form] if form and (known_by is None or not {"form", "totp"}.isdisjoint(known_by)) else []
+    if (command := command_at_gate(question, known_by)) is not None:
+        ways.append(tr("with {command}", command=command))
+    if known_by is not None and not {"sign_in", "proxy"}.isdisjoint(known_by):
+        ways.append(tr("at `plan desk`"))
+    if known_by is not None and "slack" in known_by and question.kind == "approval":
+        ways.append(tr("with a button in Slack"))
+    return tr(", or ").join(ways) or tr("from a program: no page and no command gives the proof that this gate needs")
+
+
 def take_back_command(question: Question, to: str) -> str:
     """Return the command that takes back that the person `to` answers at a gate."""
     return f"plan approve {question.run_id}{_step_arguments(question)} --take-back {shlex.quote(to)}"

@@ -215,3 +215,47 @@ def test_a_signed_answer_counts_for_the_signer_under_any_account(plan: Plan) -> 
     result = plan("approve", run_id, "--sign", "--by", "ana", "--json", "--yes")
     assert (result.code, result.run["by"], result.run["known_by"]) == (0, "ana", "ssh_signature")
     assert resumed(plan, run_id).run["approved_by"] == "ana"
+
+
+@pytest.mark.parametrize(
+    ("known_by", "hint", "why"),
+    [
+        (
+            ["proxy", "slack"],
+            "answer the first one at `plan desk`, or with a button in Slack",
+            "gives proxy or slack, which",
+        ),
+        (["totp"], "(with --code) answers the first one", "--by alone proves nothing: add --code with that person's one-time code"),
+        (["ssh_signature", "sign_in"], "(with --sign) answers the first one", "--by alone proves nothing: add --sign\n"),
+        ([], "` answers the first one", "add --sign, or --code with that person's one-time code"),
+    ],
+    ids=["pages only", "a code", "a signature", "any proof"],
+)
+def test_hints_name_only_the_ways_that_the_gate_accepts(plan: Plan, known_by: list[str], hint: str, why: str) -> None:
+    run_id = waiting(plan, approval={"approvers": ["ana"], "known_by": known_by})
+    assert hint in plan("gates").err
+    refused = plan("approve", run_id, "--by", "ana", "--yes")
+    assert (refused.code, why in refused.err) == (2, True), refused
+    shown = plan("show", run_id).out + plan("show", run_id).err
+    assert ("at `plan desk`" in shown, f"plan approve {run_id}" in shown) == (("proxy" in known_by), "proxy" not in known_by), shown
+
+
+def test_doctor_reports_how_people_answer_at_the_desk(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "plan desk" not in plan("doctor").out
+    monkeypatch.setenv("PLAN_ADAPTER_DESK_PROXY_HEADER", "X-Forwarded-Email")
+    assert "BAD PLAN_ADAPTER_DESK_PROXY_HEADER and PLAN_ADAPTER_DESK_PROXY_SECRET belong together: set both" in plan("doctor").out
+    monkeypatch.setenv("PLAN_ADAPTER_DESK_PROXY_SECRET", secret := "5" * 40)
+    found = plan("doctor").out
+    assert "ok  people answer at `plan desk` after a sign-in at the proxy that sends X-Forwarded-Email (`known_by: proxy`)" in found
+    assert "set PLAN_ADAPTER_DESK_URL to the address that people use" in found
+    monkeypatch.setenv("PLAN_ADAPTER_DESK_SLACK_TOKEN", token := "xoxb-1234567890")
+    monkeypatch.setenv("PLAN_ADAPTER_DESK_SLACK_CHANNEL", "C024BE91L")
+    assert "BAD messages (Slack) link to the desk: set PLAN_ADAPTER_DESK_URL" in plan("doctor").out
+    monkeypatch.setenv("PLAN_ADAPTER_DESK_URL", "https://desk.example.org")
+    assert "ok  `plan desk` sends what waits to Slack, without buttons" in plan("doctor").out
+    monkeypatch.setenv("PLAN_ADAPTER_DESK_SLACK_USERS", '{"U024ANA01": "ana"}')
+    assert "BAD PLAN_ADAPTER_DESK_SLACK_SIGNING_SECRET and PLAN_ADAPTER_DESK_SLACK_USERS belong together" in plan("doctor").out
+    monkeypatch.setenv("PLAN_ADAPTER_DESK_SLACK_SIGNING_SECRET", signing := "8f742231b10e8888abcd99yyyzzz85a5")
+    found = plan("doctor").out
+    assert "ok  `plan desk` sends what waits to Slack, with buttons for ana" in found
+    assert not [value for value in (secret, token, signing) if value in found]

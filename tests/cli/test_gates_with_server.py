@@ -245,19 +245,19 @@ def test_a_form_that_prefect_does_not_keep_is_reported_with_the_command_that_ans
             assert (form["has_form"], gate["has_form"]) == (False, False)
             command = gate["command"]
             lost = "Prefect does not keep the form of this gate"
-            assert f"{run.run_id} {place}: {lost}: `{command}` answers it" in plan("gates").out
+            assert f"{run.run_id} {place}: {lost}: answer with `{command}`" in plan("gates").out
             assert f"{run.run_id}: {lost}: `{command}` answers it, on a machine with the store" in laptop("gates").out
             refused = laptop(*command.split()[1:], "--api")
             assert (refused.code, refused.err.rstrip()) == (2, f"plan: {lost}: `{command}` answers it, on a machine with the store")
             doctor = plan("doctor")
             assert doctor.code == 1
-            assert f"it cannot be answered in the UI\n    `{command}` answers it" in doctor.out
+            assert f"it cannot be answered in the UI\n    answer it with `{command}`" in doctor.out
             resumed = resume_in_prefect(UUID(form["flow_run_id"]))
             assert "Run input schema not found" in resumed
             assert plan(*command.split()[1:]).code == 0
             code, _ = run.end()
     assert code == 0
-    assert any(f"`{command}` answers it" in line.text for line in asyncio.run(flow_run_logs(form["flow_run_id"])))
+    assert any(f"answer with `{command}`" in line.text for line in asyncio.run(flow_run_logs(form["flow_run_id"])))
 
 
 @pytest.mark.thorough  # 6 s
@@ -272,7 +272,7 @@ def test_a_detached_run_that_prefect_cannot_pause_is_reported_with_the_command_t
         monkeypatch.setenv("PREFECT_API_URL", prefect_server.api_url)
         gate = plan("gates", "--json").lines[0]
         assert (gate["attended"], gate["has_form"]) == (False, False)
-        assert f"Prefect does not keep the form of this gate: `{gate['command']}` answers it" in plan("gates").out
+        assert f"Prefect does not keep the form of this gate: answer with `{gate['command']}`" in plan("gates").out
         assert plan(*gate["command"].split()[1:]).code == 0
         assert plan("resume", gate["run_id"], *TOOLS).code == 0
 

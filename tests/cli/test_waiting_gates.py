@@ -59,8 +59,9 @@ def test_hints_say_who_may_approve_if_the_current_user_may_not(plan: Plan, appro
     run_id = waiting(plan, approval=approval)
     command = f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`"
     who = "" if reason is None else f"; {reason}"
-    assert plan("gates").err == f"{command} answers the first one{who}\n"
-    assert plan("show", run_id).next.startswith(f"waiting for an approval{who}: {command}, then ")
+    proof = " (with --sign)" if "known_by" in approval else ""
+    assert plan("gates").err == f"{command}{proof} answers the first one{who}\n"
+    assert plan("show", run_id).next.startswith(f"waiting for an approval{who}: {command}{proof}, then ")
 
 
 def test_an_empty_store_has_no_open_gates(plan: Plan) -> None:

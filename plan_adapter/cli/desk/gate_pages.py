@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import get_args
 
 from markdown_it import MarkdownIt
 from markupsafe import Markup
@@ -13,7 +12,7 @@ from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.records import QUESTION_SUFFIXES, gate_place
 from plan_adapter.cli.verbs.gates import who_may_answer
 from plan_adapter.gates.approval import approval_text_to_sign, refusal, why_nobody_may_answer, why_not_taken_back
-from plan_adapter.gates.identity import Identity, SignInProof, agreements_that_count, identity_of_name
+from plan_adapter.gates.identity import Identity, agreements_that_count, identity_of_name
 from plan_adapter.gates.quorum import progress_line, why_already_given
 from plan_adapter.gates.signatures import NAMESPACE
 from plan_adapter.model.approvals import GATE_ANSWERS, Decision, Gate, GateAnswer, GatePolicy, delegations_in_force, person_of
@@ -21,7 +20,7 @@ from plan_adapter.model.language import in_all_languages
 from plan_adapter.model.options import Input
 from plan_adapter.model.readable import as_text, moment, one_line
 from plan_adapter.model.record import PlanRun
-from plan_adapter.text.commands import answer_command, resolutions_in_words
+from plan_adapter.text.commands import answer_command, command_at_gate, resolutions_in_words
 from plan_adapter.text.gate_text import IRREVERSIBLE, split_text, without_digests, without_picture
 from plan_adapter.validation.inputs import limits_in_words, type_in_words
 
@@ -118,7 +117,7 @@ class Choices:
         takes_signature = needs_proof and gate.kind == "approval" and (accepted is None or "ssh_signature" in accepted)
         if needs_proof and not takes_code and not takes_signature:
             why = f"this gate takes {' or '.join(accepted or ())}, which no page can give"
-            why += f": `{answer_command(gate)}` answers it" if not {*(accepted or ())} <= {*get_args(SignInProof)} else ""
+            why += f": {command} answers it" if (command := command_at_gate(gate, accepted)) is not None else ""
             return cls((), (why,), asks_name=False, takes_code=False, takes_signature=False)
         refused = dict[GateAnswer, str | None]()
         for decision in GATE_ANSWERS[gate.kind]:

@@ -25,6 +25,11 @@ NOT_INSTALLED = "the web application is not installed: `pip install 'prefect-pla
 LIBRARIES = ("authlib", "jinja2", "joserfc", "markdown_it")
 
 
+def why_not_installed() -> str | None:
+    """Return what to install for `plan desk`, or None if everything is there."""
+    return NOT_INSTALLED if any(importlib.util.find_spec(name) is None for name in LIBRARIES) else None
+
+
 async def desk(*, host: str = "127.0.0.1", port: int = 4270, json: bool = False) -> int:
     """Serve a small web application in which approvers read what waits and answer it, until Ctrl-C. It changes nothing else.
 
@@ -40,8 +45,8 @@ async def desk(*, host: str = "127.0.0.1", port: int = 4270, json: bool = False)
         port: The port to listen on; default: 4270. 0 takes a free one.
         json: Print the address, how people sign in, and the channels of messages as one JSON object; default: as text.
     """
-    if any(importlib.util.find_spec(name) is None for name in LIBRARIES):
-        raise UsageError(NOT_INSTALLED)
+    if not_installed := why_not_installed():
+        raise UsageError(not_installed)
     # These import FastAPI.
     from plan_adapter.cli.desk.messages import channels_of, sending_messages
     from plan_adapter.cli.desk.sign_in import is_loopback, sign_in_of

@@ -8,16 +8,18 @@ from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.servers import available_server, is_ready, location_line, secret_locations
 from plan_adapter.cli.sources import model_of, open_store, plan_of, policy_of_store, tools_of
+from plan_adapter.cli.verbs.desk import why_not_installed
 from plan_adapter.cli.verbs.gates import FIND_LIMIT
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.diagnosis import Finding, diagnose
 from plan_adapter.gates.approval import names_without_group
 from plan_adapter.gates.policy import STORES_SIGNERS, EffectivePolicy, effective_policy
 from plan_adapter.local.settings import Settings
+from plan_adapter.model.approvals import Gate
 from plan_adapter.model.errors import InvalidPlanError, ModelError, NoServerError, StoreError, ToolDefinitionError
-from plan_adapter.model.readable import counted, duration, one_line
+from plan_adapter.model.readable import counted, duration, listed, one_line
 from plan_adapter.store.store import is_local
-from plan_adapter.text.commands import answer_command
+from plan_adapter.text.commands import ways_to_answer
 from plan_adapter.validation import validate
 from plan_adapter.validation.named_secrets import secret_inputs
 
@@ -43,6 +45,7 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
     server = _running_server(settings)
     if server is not None:
         findings += [*_check_store_place(settings, server), *_check_forms(settings, server)]
+    findings += _check_desk(settings)
     findings += [] if plan is None else _check_plan(plan, tools or [], settings)
     for finding in findings:
         if json:
@@ -109,12 +112,50 @@ def _check_forms(settings: Settings, server: Server) -> list[Finding]:
         if not missing:
             return [Finding(ok=True, what=f"Prefect has a form for {counted(len(gates), 'open gate')}")]
         what = "Prefect lacks the form of the gate of {}: it cannot be answered in the UI"
-        return [Finding(ok=False, what=what.format(one_line(gate.name)), hint=f"`{answer_command(gate)}` answers it") for gate in missing]
+        return [Finding(ok=False, what=what.format(one_line(gate.name)), hint=_how_to_answer(gate)) for gate in missing]
 
     try:
         return asyncio.run(check())
     except (StoreError, NoServerError):  # another check reports it
         return []
+
+
+def _check_desk(settings: Settings) -> list[Finding]:
+    """Return how people sign in to `plan desk` and where it sends messages, or what is missing. Empty if no setting is about it."""
+    if not any(name.startswith("desk_") for name in settings.model_fields_set):
+        return []
+    if not_installed := why_not_installed():
+        return [Finding(ok=False, what=f"PLAN_ADAPTER_DESK_… is set, but {not_installed}")]
+    # These import FastAPI.
+    from plan_adapter.cli.desk.messages import channels_of
+    from plan_adapter.cli.desk.sign_in import OpenIdSignIn, sign_in_of
+    from plan_adapter.cli.desk.slack import Slack
+
+    found = list[Finding]()
+    try:
+        sign_in = sign_in_of(settings, address=settings.desk_url or "")
+        how = "with a one-time code or an SSH signature only, on this machine: no sign-in is set"
+        if sign_in is not None:
+            at = settings.desk_oidc_issuer if isinstance(sign_in, OpenIdSignIn) else f"the proxy that sends {settings.desk_proxy_header}"
+            how = f"after a sign-in at {one_line(str(at))} (`known_by: {sign_in.known_by}`)"
+        is_missing = sign_in is not None and settings.desk_url is None
+        hint = "set PLAN_ADAPTER_DESK_URL to the address that people use, unless all of them use this machine" if is_missing else ""
+        found.append(Finding(ok=True, what=f"people answer at `plan desk` {how}", hint=hint))
+    except UsageError as error:
+        found.append(Finding(ok=False, what=str(error)))
+    try:
+        for channel in channels_of(settings):
+            what = f"`plan desk` sends what waits to {channel.label}"
+            if isinstance(channel, Slack):
+                what += f", with buttons for {listed(sorted(channel.users.values()), 5)}" if channel.users else ", without buttons"
+            found.append(Finding(ok=True, what=what))
+    except UsageError as error:
+        found.append(Finding(ok=False, what=str(error)))
+    return found
+
+
+def _how_to_answer(gate: Gate) -> str:
+    return f"answer it {ways_to_answer(gate, gate.gate_policy.known_by)}"
 
 
 def _check_tools(imports: list[str]) -> Finding:

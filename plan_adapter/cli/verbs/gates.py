@@ -14,7 +14,7 @@ from plan_adapter.local.settings import Settings
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import as_text, cut, duration, one_line, plain
 from plan_adapter.model.record import short_ids
-from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
+from plan_adapter.text.commands import SHOWN_DIGITS, answer_command, command_at_gate, ways_to_answer
 from plan_adapter.text.listing import limits_of
 
 if TYPE_CHECKING:
@@ -124,12 +124,15 @@ def _print_gates(
             question = question if len(question) <= SHOWN_CHARACTERS else f"{cut(question, SHOWN_CHARACTERS)} …"
             output.line(tr("{gate} asks: {question} (answer with {fields})", gate=place, question=question, fields=fields))
         if gate.has_form is False:
-            output.line(f"{place}: {tr('{why}: `{command}` answers it', why=NO_FORM, command=answer_command(gate))}")
+            ways = ways_to_answer(gate, gate.gate_policy.known_by)
+            output.line(f"{place}: {tr('{why}: answer {ways}', why=NO_FORM, ways=ways)}")
         if (changed := changes.get(gate.id)) is not None:
             output.line(f"{place}: {one_line(changes_text(changed))}")
     more = tr("; {count} more: --limit", count=len(found) - limit) if len(found) > limit else ""
     who = f"; {refused}" if (refused := caller_refusal(shown[0])) is not None else ""
-    output.note(tr("`{command}` answers the first one", command=answer_command(shown[0])) + who + more)
+    command = command_at_gate(shown[0], known_by := shown[0].gate_policy.known_by)
+    first = tr("answer the first one {ways}", ways=ways_to_answer(shown[0], known_by))
+    output.note((first if command is None else tr("{command} answers the first one", command=command)) + who + more)
 
 
 def field_text(name: str, field: "Input") -> str:

@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
-from plan_adapter.cli.exit_codes import ExitCode, UsageError
+from plan_adapter.cli.answering import refuse_name_alone
+from plan_adapter.cli.exit_codes import ExitCode
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.policy import Policy, read_policy
 from plan_adapter.local.settings import Settings
@@ -60,8 +61,7 @@ async def policy_set(file: str, /, *, sign: bool = False, code: str | None = Non
         by: Who sets it (with `--sign` or `--code`); default: your account.
         json: Print one JSON object.
     """
-    if by is not None and not (sign or code):
-        raise UsageError("--by alone proves nothing: add --sign, or --code with that person's one-time code")
+    refuse_name_alone(by, sign=sign, code=code)
     from plan_adapter.gates.approval import os_user  # only to set a policy
 
     settings = Settings()

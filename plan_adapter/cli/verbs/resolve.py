@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import AnswerOptions, GateSelector, answer_with_proof, item_of, refuse_item
+from plan_adapter.cli.answering import AnswerOptions, GateSelector, answer_with_proof, item_of, refuse_item, refuse_name_alone
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.cli.remote import answer_remotely
@@ -133,6 +133,7 @@ async def _record_resolution(
             run.id, f"{options.decision} is refused: {reason}", by=options.by or os_user(), step_id=selector.step, call_kind=selector.kind
         )
         raise NotApprovedError(reason)
+    refuse_name_alone(options.by, sign=options.sign, code=options.code, known_by=request.gate_policy.known_by)
     answer = answer_with_proof(options, request, settings)
     resolution = await verify_resolution(answer, request, store, settings)
     ended = await end_command(run, selector.step, store, item=item, kind=selector.kind) if ends else None

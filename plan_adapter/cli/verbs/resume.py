@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import AnswerOptions, CallerIdentity
+from plan_adapter.cli.answering import AnswerOptions, CallerIdentity, refuse_name_alone
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.exit_codes import UsageError, code_of_run
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, refuse_empty_reason, show_result
@@ -70,6 +70,7 @@ def resume(
     """
     refuse_empty_reason(override_freeze)
     resume_options = resume_options_of(from_, only_failed=only_failed, skip=skip or [], note=note)
+    refuse_name_alone(by, sign=sign, code=code)
     answer_options = AnswerOptions("approve", note=note, sign=sign, code=code, by=by)
     if (sign or code) and not (skip or from_):
         raise UsageError("--sign, --code and --by prove who asks to skip or repeat a step: they go with --skip and --from")

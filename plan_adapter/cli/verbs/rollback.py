@@ -1,7 +1,7 @@
 """`plan rollback`."""
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import AnswerOptions, CallerIdentity
+from plan_adapter.cli.answering import AnswerOptions, CallerIdentity, refuse_name_alone
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.exit_codes import ExitCode, has_unknown_rollback
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions
@@ -38,6 +38,7 @@ async def rollback(
         by: Who is asking (with `--sign` or `--code`); default: your account.
         json: Print the events and the run as JSON objects.
     """
+    refuse_name_alone(by, sign=sign, code=code)
     options = AnswerOptions("approve", sign=sign, code=code, by=by)
     return await _roll_back(run, f"{note} (by {by or os_user()})", tools or [], options, offline=offline, json=json)
 

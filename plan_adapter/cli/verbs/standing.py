@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import AnswerOptions
+from plan_adapter.cli.answering import AnswerOptions, refuse_name_alone
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.cli.spans import parse_time
@@ -107,6 +107,7 @@ async def standing_add(
         by: Who approves (with `--sign`); default: your account.
         json: Print one JSON object.
     """
+    refuse_name_alone(by, sign=sign, code=None)
     terms = Terms(plan, tuple(schedule or ()), tuple(step or ()), until, runs, tuple(input or ()), tuple(tools or ()), in_file=file)
     return await _add_approval(terms, AnswerOptions("approve", note=note, sign=sign, by=by), Settings(), as_json=json)
 

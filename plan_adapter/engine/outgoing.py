@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, cast
-from uuid import UUID
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.context import FlowRunContext
@@ -115,7 +115,10 @@ def log_writer(flow: FlowRunContext) -> LogWriter:
 def emit_gate_event(
     kind: GateEventKind, gate: Gate, run: PlanRun, *, link: str | None, message: str | None = None, approval: Approval | None = None
 ) -> None:
-    """Send the event `plan.gate.<kind>` to Prefect. Never blocks or raises. `approval` is the answer, if there is one."""
+    """Send the event `plan.gate.<kind>` to Prefect. Never blocks or raises. `approval` is the answer, if there is one.
+
+    A gate escalates once, so that event has the same id wherever it comes from, and Prefect keeps one.
+    """
     try:
         related = [{"prefect.resource.id": f"plan.run.{run.id}", "prefect.resource.role": "plan-run"}]
         if flow_run_id := gate.flow_run_id or run.flow_run_id:
@@ -124,6 +127,7 @@ def emit_gate_event(
             f"plan.gate.{kind}",
             resource=event_payload({"prefect.resource.id": f"plan.gate.{gate.id}", "prefect.resource.name": _gate_title(gate)}),
             related=related,
+            id=uuid5(NAMESPACE_OID, f"plan.gate.{gate.id}/{kind}") if kind == "escalated" else None,
             payload=event_payload(
                 {
                     "link": link,

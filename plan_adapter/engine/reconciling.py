@@ -12,10 +12,11 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed, Running
 
+from plan_adapter.engine.connection import current_server, describe_server_error
 from plan_adapter.engine.gate_forms import SERVER_ERRORS, FormLostError, GatePause, notice_text, set_paused
-from plan_adapter.engine.outgoing import state_message
+from plan_adapter.engine.outgoing import emit_gate_event, state_message
 from plan_adapter.engine.states import WAITING, state_of_run, state_of_step, unattended_state
-from plan_adapter.gates.gate import request_of
+from plan_adapter.gates.gate import escalation_text, request_of
 from plan_adapter.model.approvals import Gate
 from plan_adapter.model.errors import NoServerError
 from plan_adapter.model.record import PlanRun
@@ -58,6 +59,21 @@ async def reconcile_flow_run(
         return None
     except httpx.HTTPError as error:
         raise NoServerError(f"Prefect cannot report the state of run {run.id}: {type(error).__name__}: {error}") from error
+
+
+async def announce_escalation(gate: Gate, run: PlanRun) -> bool:
+    """Send the event that `gate` has escalated, unless Prefect has it already. Return whether it was sent. Raises NoServerError."""
+    wanted = {"filter": {"event": {"name": ["plan.gate.escalated"]}, "resource": {"id": [f"plan.gate.{gate.id}"]}}, "limit": 1}
+    try:
+        async with get_client() as client:
+            found = (await client.request("POST", "/events/filter", json=wanted)).json()["events"]
+    except httpx.HTTPError as error:
+        raise NoServerError(f"the Prefect server cannot be used: {describe_server_error(error)}") from error
+    if found:
+        return False
+    page = current_server().run_url(gate.flow_run_id or str(run.flow_run_id))
+    emit_gate_event("escalated", gate, run, link=page, message=escalation_text(gate.gate_policy))
+    return True
 
 
 async def pause_again(

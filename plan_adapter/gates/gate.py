@@ -8,10 +8,16 @@ from plan_adapter.gates.approval import PendingGate
 from plan_adapter.model.approvals import ANSWERED, Answer, Approval, ApprovalRequest, Gate, GateKind, GatePolicy
 from plan_adapter.model.options import CallKind, Input
 from plan_adapter.model.plan import new_id
-from plan_adapter.model.readable import duration
+from plan_adapter.model.readable import duration, one_line
 from plan_adapter.model.record import PlanRun, Receipt
 
 GateEventKind = Literal["opened", "answered", "expired", "reminder", "escalated"]
+
+
+def escalation_text(gate_policy: GatePolicy) -> str:
+    """Return the message of the event that a gate has escalated: for how long nobody answered, and who may answer as well."""
+    names = " and ".join(map(one_line, gate_policy.escalate_to)) or "nobody else"
+    return f"nobody has answered for {duration(gate_policy.escalate_after_ms)}: {names} may answer as well"
 
 
 @runtime_checkable

@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from plan_adapter.execution.cancellation import Stop, first_reason
 from plan_adapter.gates.approval import Approver, approves_in_advance, asks_again, read_answer, refusal
-from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, request_of
+from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, escalation_text, request_of
 from plan_adapter.gates.quorum import progress_in_words
 from plan_adapter.local import telemetry
 from plan_adapter.local.crash_points import reached
 from plan_adapter.model.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.model.errors import NotApprovedError, RunConflictError
 from plan_adapter.model.hooks import Event, Listener, call_hook, notify
-from plan_adapter.model.readable import duration, item_number, one_line
+from plan_adapter.model.readable import item_number
 from plan_adapter.model.record import PlanRun, StepRun
 from plan_adapter.runs.answers import GateAnswers
 from plan_adapter.runs.run_session import RunRequest, RunSession
@@ -424,8 +424,7 @@ class GateKeeper:
         open_gate.take_state(await self.store.gates.get(open_gate.gate.id))
         if open_gate.closed.done():
             return
-        names = " and ".join(map(one_line, gate_policy.escalate_to)) or "nobody else"
-        message = f"nobody has answered for {duration(gate_policy.escalate_after_ms)}: {names} may answer as well"
+        message = escalation_text(gate_policy)
         self._emit("escalated", open_gate.gate, message)
         log.warning("the gate of run %s escalates: %s", self.run.id, message)
 

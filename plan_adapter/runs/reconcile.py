@@ -153,10 +153,11 @@ class Finding:
 
     `expired`: a gate expired while no process waited at it. `interrupted`: the run's process ended or shows no sign of life. `answered`: a
     gate was answered while no process waited at it, in the store or in its form in Prefect. `cancelled`: the run was cancelled in Prefect
-    while no process was watching it. `shown`: Prefect showed another state than the record.
+    while no process was watching it. `shown`: Prefect showed another state than the record. `escalated`: a gate escalated while no process
+    waited at it, and nobody had been told.
     """
 
-    kind: Literal["expired", "interrupted", "answered", "cancelled", "shown"]
+    kind: Literal["expired", "interrupted", "answered", "cancelled", "shown", "escalated"]
     run_id: str
     name: str
     message: str
@@ -174,6 +175,7 @@ async def reconcile(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
     found += await find_interrupted(store, with_prefect=with_prefect)
     found += [finding async for finding in _find_answered(store, with_prefect=with_prefect)]
     if with_prefect:
+        found += [finding async for finding in _find_escalated(store)]
         found += [finding async for finding in _find_unattended(store)]
         found += [finding async for finding in _find_wrong_states(store)]
     return found
@@ -210,6 +212,21 @@ async def _find_expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerat
     await end_expired(store)
     for gate in expired:
         yield Finding("expired", gate.run_id, gate.name, f"nobody answered at the gate of {_place(gate)} in time", is_corrected=True)
+
+
+async def _find_escalated(store: PlanStore) -> AsyncGenerator[Finding]:
+    """Announce the gates that escalated without a process that could: their runs released their workers, or stopped."""
+    from plan_adapter.engine.reconciling import announce_escalation  # imports Prefect
+
+    now = await store.now()
+    for gate in await store.gates.find():
+        since = now - gate.opened_at - timedelta(milliseconds=gate.gate_policy.escalate_after_ms)
+        if not gate.gate_policy.is_escalated or not REACTION < since < RECENT:
+            continue
+        run = await store.run(gate.run_id, with_steps=False)
+        if run.flow_run_id is not None and await announce_escalation(await store.gates.get(gate.id), run):
+            message = f"the gate of {_place(gate)} has escalated while no process waited: people have been told"
+            yield Finding("escalated", gate.run_id, gate.name, message, is_corrected=True)
 
 
 def _place(gate: Gate) -> str:

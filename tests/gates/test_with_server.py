@@ -35,6 +35,7 @@ from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.store import PlanStatus
 from tests.engine.gates import flow_run, form_text, resume
 from tests.gates.questions import plan_with_question
+from tests.gates.test_escalation import waited
 from tests.gates.world import Silent, World, raise_if_over
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -354,6 +355,27 @@ plan = ExecutionPlan(description="Strike")
 plan.add_step("strike", "Strike it", {"target": "a"}, id="strike")
 run_plan(plan, tools=ToolRegistry([strike]), approver=PrefectApprover())
 """
+
+
+async def test_an_escalation_that_no_process_announced_is_announced_once(world: World) -> None:
+    run_in_prefect(world, gated=True, policy=ApprovalPolicy(approvers=["ana"], escalate=Escalation(after_ms=3_600_000, to=["老板"])))
+    gate, flow_run_id = await shown(world, step="strike")
+    assert await escalations_found(world) == []
+    await waited(world, gate, timedelta(hours=1, minutes=1))
+    assert await escalations_found(world) == [(gate.run_id, True)]
+    (escalated,) = await events_of(gate, "plan.gate.escalated")
+    assert escalated["message"] == "nobody has answered for 1 h: 老板 may answer as well"
+    assert escalated["link"].endswith(str(flow_run_id))
+    assert escalated["first_screen"]
+    assert await escalations_found(world) == []
+    assert len(await events_of(gate, "plan.gate.escalated")) == 1
+    await resume(flow_run_id, {"decision": "approve", "approver": "老板"})
+    assert (await world.tasks[-1]).status is PlanStatus.COMPLETED
+
+
+async def escalations_found(world: World) -> list[tuple[str, bool]]:
+    found = await reconcile(world.store, with_prefect=True)
+    return [(finding.run_id, finding.is_corrected) for finding in found if finding.kind == "escalated"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from plan_adapter.gates.identity import agreements_that_count, recorded_identity
 from plan_adapter.gates.quorum import why_already_given
 from plan_adapter.model.approvals import (
     AGREE,
+    DELEGATE,
     LEAVES_OPEN,
     TAKE_BACK,
     Agreement,
@@ -379,7 +380,7 @@ def _given_at(connection: Connection, rows: Sequence[Row]) -> dict[str, _Given]:
         for row in connection.execute(query.order_by(answers.c.at, answers.c.id)).mappings():
             if row["decision"] == AGREE and (given := found.get((agreement := agreement_of(row)).gate_id)) is not None:
                 given.agreements.append(agreement)
-            elif row["decision"] != AGREE and (given := found.get((delegation := delegation_of(row)).gate_id)) is not None:
+            elif row["decision"] in (DELEGATE, TAKE_BACK) and (given := found.get((delegation := delegation_of(row)).gate_id)) is not None:
                 given.delegations.append(delegation)
     return found
 

@@ -37,7 +37,7 @@ def test_open_gates_are_listed_newest_first_with_everything_an_answer_needs(plan
     assert head.split() == ["RUN", "RUNBOOK", "WAITS", "FOR", "AGE", "UNTIL", "WHO", "DIGEST", "WAITING"]
     assert rows[0].split()[0] == second
     assert [row.split()[0] for row in plan("gates").out.splitlines()] == ["RUN", second[-6:], first[-6:]]
-    assert re.search(r" in (10 min|9 min 5\d s) ", rows[0])
+    assert re.search(r" in \d+ min ", rows[0])
     assert "ana, bo, with ssh_signature" in rows[0]
     assert rows[0].split("  ")[-1].strip() == "no process"
     assert " the plan " in rows[1]

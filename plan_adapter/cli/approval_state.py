@@ -11,14 +11,12 @@ from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.quorum import progress_line
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import ANSWERED, TAKE_BACK, Approval, Decision, Delegation, Gate, StandingApproval
-from plan_adapter.model.inventory import ON
 from plan_adapter.model.language import later, tr
 from plan_adapter.model.readable import call_name, duration, listed, moment, one_line, prose
 from plan_adapter.model.record import PlanRun
 from plan_adapter.model.status import PlanStatus, RunOutcome, RunReason
 from plan_adapter.text.commands import (
     command_at_gate,
-    hosts_left,
     new_run_hint,
     resume_command,
     resume_command_after_gate,
@@ -30,6 +28,7 @@ from plan_adapter.text.run_facts import outcome_in_words
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import Unit
+    from plan_adapter.model.plan import ExecutionPlan
     from plan_adapter.store.revisions import Revision
     from plan_adapter.store.store import PlanStore
 
@@ -62,7 +61,7 @@ class ApprovalState:
     can_ask_again: bool = False  # whether a resume of the run, which has expired, asks again
     closed: Sequence[Gate] = ()  # its closed gates at steps, oldest first, if it waits for a resume
     all_gates: Sequence[Gate] = ()
-    hosts: Sequence[str] = ()  # those that remain for a new run
+    plan: "ExecutionPlan | None" = None  # if only a new run can go on
 
     @property
     def answer(self) -> Approval | None:
@@ -136,7 +135,7 @@ class ApprovalState:
         if run.rollback is not None or any(step.rolled_back for step in run.steps):
             return rolled_back_hint(run)
         if run.needs_new_run:
-            return new_run_hint(run, self.hosts)
+            return new_run_hint(run, self.plan)
         return tr("`{command}` resumes the run; completed steps are kept", command=resume_command(run, tools=self.tools))
 
     def _waiting_hint(self) -> str | None:
@@ -214,7 +213,7 @@ async def approval_state_of(
     if run.reason is RunReason.EXPIRED:
         return replace(state, can_ask_again=await can_ask_again(run, store))
     if run.status is not PlanStatus.PENDING_APPROVAL or gates:
-        return replace(state, hosts=await remaining_hosts(run, store))
+        return replace(state, plan=await plan_to_run_again(run, store))
     state = replace(state, closed=[gate for gate in all_gates if gate.step_id is not None])
     plan = await store.get(run.digest)
     if state.answer is None:
@@ -222,9 +221,9 @@ async def approval_state_of(
     return replace(state, stale=await why_stale(state.answer, plan, run, store, settings))
 
 
-async def remaining_hosts(run: PlanRun, store: "PlanStore") -> list[str]:
-    """Return the hosts on which the plan of `run` is to run again, if a resume would call nothing. Empty if the plan has no hosts."""
-    return hosts_left(run, await store.get(run.digest)) if run.needs_new_run and ON in run.inputs else []
+async def plan_to_run_again(run: PlanRun, store: "PlanStore") -> "ExecutionPlan | None":
+    """Return the plan of `run` if a resume would call nothing, so that only a new run can go on, or None."""
+    return await store.get(run.digest) if run.needs_new_run else None
 
 
 class ListedState(NamedTuple):
@@ -273,7 +272,7 @@ def listed_state(run: PlanRun, gates: Sequence[Gate], state: ApprovalState | Non
 
 
 def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labels: "Mapping[Unit, str]") -> str:
-    answered, note = answered_in_words(row.decision, is_question=row.result is not None), _note_suffix(row.note)
+    answered, note = answered_in_words(row.decision, is_question=row.result is not None), _note_suffix(row.notes)
     if row.step_id is not None:
         step = prose(call_name(row.step_id, row.item, labels.get((row.step_id, row.item))))
         answered = tr("{answered} step {step}", answered=answered, step=step)

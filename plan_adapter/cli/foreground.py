@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
-from plan_adapter.cli.approval_state import approval_state_of, remaining_hosts
+from plan_adapter.cli.approval_state import approval_state_of, plan_to_run_again
 from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
 from plan_adapter.cli.editing import PlanEditor
 from plan_adapter.cli.exit_codes import ExitCode, UsageError, code_of_error, code_with_rollbacks
@@ -32,6 +32,7 @@ from plan_adapter.text.commands import new_run_hint, next_after_outcome, resolve
 
 if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
+    from plan_adapter.model.plan import ExecutionPlan
     from plan_adapter.model.record import Attempt, PlanRun
     from plan_adapter.runs.run_session import Requester, RunRequest
     from plan_adapter.store.store import PlanStore
@@ -340,8 +341,8 @@ async def next_command_of(run: "PlanRun", store: "PlanStore", *, tools: Sequence
     if run.completed_at is None and await store.ledger.owner(run.id) is not None:
         return next_command(run, tools=tools)
     unknown = await store.outcomes.unknown(run.id)
-    is_due, hosts = bool(unknown) and await is_rollback_due(run, store), await remaining_hosts(run, store)
-    return next_command(run, unknown, tools=tools, rollback_due=is_due, hosts=hosts)
+    is_due, plan = bool(unknown) and await is_rollback_due(run, store), await plan_to_run_again(run, store)
+    return next_command(run, unknown, tools=tools, rollback_due=is_due, plan=plan)
 
 
 def next_command(
@@ -350,12 +351,12 @@ def next_command(
     *,
     tools: Sequence[str] = (),
     rollback_due: bool = False,
-    hosts: Sequence[str] = (),
+    plan: "ExecutionPlan | None" = None,
 ) -> str:
     """Return the next command to type for `run`.
 
     `unknown`: its attempts with an unknown outcome. `tools`: the values of its `--tools`. `rollback_due`: it is to be rolled back.
-    `hosts`: those that remain for a new run.
+    `plan`: its plan, if only a new run can go on.
     """
     command = resume_command(run, tools=tools)
     attempt = next((attempt for attempt in unknown if attempt.kind == "step"), None)
@@ -373,5 +374,5 @@ def next_command(
         )
         return f"`plan show {run.id}` shows what was rolled back{rest}; {rolled_back_hint(run)}"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
-        return f"`plan show {run.id}` shows why; " + (new_run_hint(run, hosts) if run.needs_new_run else f"`{command}` resumes it")
+        return f"`plan show {run.id}` shows why; " + (new_run_hint(run, plan) if run.needs_new_run else f"`{command}` resumes it")
     return f"`plan show {run.id}` shows the details"

@@ -104,6 +104,9 @@ class _RunView:
         if facts.inputs:
             given = "; ".join(f"{name}={value}" for name, value in facts.inputs.items())
             yield Line(tr("inputs: {inputs}", inputs=given), indent=2, style="dim")
+        earlier = len(self._run.approvals) - SHOWN_APPROVALS
+        if earlier > 0:
+            yield Line(tr("{count} earlier: `{command}`", count=earlier, command=f"plan show {facts.id} --all"), indent=2, style="dim")
         for text in self._run.approvals[-SHOWN_APPROVALS:]:
             yield Line(text, indent=2, style="dim")
 

@@ -391,8 +391,9 @@ def why_not_delegated(
         return f"{one_line(to)} {_EXCLUDED_AS[excluded_as]} and may not approve it: name another person"
     if policy.approvers is not None and to not in policy.approvers:
         return f"the settings or the store's policy let only {', '.join(policy.approvers) or 'nobody'} answer at gates"
-    after = replace(gate_policy, approvers=tuple(dict.fromkeys((*(name for name in gate_policy.approvers if name != by), to))))
-    return why_quorum_out_of_reach(after)
+    if person_of(to) in map(person_of, gate_policy.approvers):  # the gate would have one approver fewer
+        return f"{one_line(to)} may answer already: name another person"
+    return None
 
 
 def why_not_taken_back(gate_policy: GatePolicy, *, by: str, to: str, agreements: Sequence[Agreement] = ()) -> str | None:

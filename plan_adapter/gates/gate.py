@@ -120,7 +120,7 @@ def closing_message(gate: Gate, answer: Approval | None, resolution: Receipt | N
     if answer is None:
         return expiry_message(gate) if gate.end == "expired" else gate.end or ""
     verb = "answered" if gate.kind == "question" and answer.decision == "approve" else ANSWERED[answer.decision]
-    return f"{verb} by {answer.givers}" + (f": {answer.note}" if answer.note else "")
+    return f"{verb} by {answer.givers}" + (f": {answer.notes}" if answer.notes else "")
 
 
 def changes_text(answer: Approval) -> str:

@@ -198,6 +198,13 @@ class Approval:
         """The people with the proofs of their identity: `ana (totp) and ben (ssh_signature)`."""
         return " and ".join(f"{row.by} ({row.known_by})" for row in (*self.agreements, self))
 
+    @property
+    def notes(self) -> str:
+        """What these people wrote: `ana: looks good; ben: go`. The note alone if only one person answered."""
+        if not self.agreements:
+            return self.note
+        return "; ".join(f"{row.by}: {row.note}" for row in (*self.agreements, self) if row.note)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -410,7 +410,12 @@ def _join_words(text: str, escape: Callable[[str], str]) -> list[str]:
     parts: list[str] = []
     for number, word in enumerate(text.split(" ")):
         parts += [" "] if number else []
-        parts += [code(word) if _LINKED.search(word) else escape(word)] if word else []
+        if _LINKED.search(word):
+            address = word.lstrip("(").rstrip(").,;:") if word.startswith("(") else word
+            before, after = word[: word.index(address)], word[word.index(address) + len(address) :]
+            parts += [part for part in (escape(before), code(address), escape(after)) if part]
+        elif word:
+            parts.append(escape(word))
     return parts
 
 

@@ -182,7 +182,7 @@ MAX_HOSTS = 5
 """How many hosts a command names."""
 
 
-def hosts_left(run: PlanRun, plan: ExecutionPlan) -> list[str]:
+def _hosts_left(run: PlanRun, plan: ExecutionPlan) -> list[str]:
     """Return the hosts of `run` that its groups did not complete, in order. Empty if an item of a group is no host."""
     known, left = set[str]() if plan.inventory is None else set(plan.inventory.hosts), dict[str, None]()
     for group in plan.steps:
@@ -196,22 +196,27 @@ def hosts_left(run: PlanRun, plan: ExecutionPlan) -> list[str]:
     return [*left]
 
 
-def new_run_command(run: PlanRun, hosts: Sequence[str] = ()) -> str:
+def _new_run_command(run: PlanRun, plan: ExecutionPlan | None = None, hosts: Sequence[str] = ()) -> str:
     """Return the command that runs the plan of `run` again, with its inputs if they are short and without secrets.
 
-    With `hosts`, it runs on these only. It names them if they are few.
+    With `plan`, inputs with their defaults are left out. With `hosts`, it runs on these only. It names them if they are few.
     """
-    given = {name: as_text(value) for name, value in run.inputs.items() if not hosts or name != ON}
+    defined = {} if plan is None else plan.inputs
+    given = {name: value for name, value in run.inputs.items() if not hosts or name != ON}
+    given = {name: value for name, value in given.items() if name not in defined or defined[name].default != value}
+    texts = {name: as_text(value) for name, value in given.items()}
     on = f" --on {shlex.quote(','.join(hosts)) if len(hosts) <= MAX_HOSTS else 'HOST,…'}" if hosts else ""
     inputs = " --inputs FILE"
-    if sum(map(len, given.values())) < MAX_INPUT_CHARACTERS and redacted(dict(run.inputs), expressions=False) == run.inputs:
-        inputs = "".join(f" --input {shlex.quote(f'{name}={text}')}" for name, text in given.items())
+    secrets = [value for name, value in given.items() if name in defined and defined[name].type == "secret" and isinstance(value, str)]
+    if sum(map(len, texts.values())) < MAX_INPUT_CHARACTERS and redacted(given, expressions=False, names=secrets) == given:
+        inputs = "".join(f" --input {shlex.quote(f'{name}={text}')}" for name, text in texts.items())
     return f"plan run {run.digest[:SHOWN_DIGITS]}{inputs}{on}{offline_option(run)}"
 
 
-def new_run_hint(run: PlanRun, hosts: Sequence[str] = ()) -> str:
-    """Return the hint for a run whose failed items were rolled back, each by itself. `hosts` are those of `hosts_left`."""
-    why, command = tr("a resume would call nothing, because the failed items were rolled back"), new_run_command(run, hosts)
+def new_run_hint(run: PlanRun, plan: ExecutionPlan | None = None) -> str:
+    """Return the hint for a run whose failed items were rolled back, each by itself. With its `plan`, it names the hosts that remain."""
+    hosts = [] if plan is None or ON not in run.inputs else _hosts_left(run, plan)
+    why, command = tr("a resume would call nothing, because the failed items were rolled back"), _new_run_command(run, plan, hosts)
     if not hosts:
         return tr("{why}: `{command}` starts a new run; give it only the items that remain", why=why, command=command)
     if len(hosts) <= MAX_HOSTS:
@@ -227,7 +232,7 @@ def new_run_hint(run: PlanRun, hosts: Sequence[str] = ()) -> str:
 
 def rolled_back_hint(run: PlanRun) -> str:
     """Return the hint for a run that was rolled back."""
-    return tr("a run that was rolled back cannot be resumed: `{command}` starts a new one", command=new_run_command(run))
+    return tr("a run that was rolled back cannot be resumed: `{command}` starts a new one", command=_new_run_command(run))
 
 
 def next_after_outcome(run: PlanRun, *, tools: Sequence[str] = (), rollback_due: bool) -> str:

@@ -308,10 +308,16 @@ def test_after_some_hosts_failed_a_new_run_on_these_is_suggested(bad: int, optio
     drain = step("drain", "run_command", parameters={"argv": ["touch", "drained"]})
     drain["rollback"] = {"tool_name": "run_command", "parameters": {"argv": ["true"]}}
     check = step("check", "fail", depends_on=["drain"], when=f"${{{{ item.name > 'web-{8 - bad:02}' }}}}")
-    written = document({**ON_HOSTS, "steps": [drain, check]}, hosts={"web": ["web-[01:08]"]}, inputs={"service": {}})
-    ended = plan("run", written, "--offline", *TOOLS, "--input", "service=nginx")
+    inputs = {
+        "service": {},
+        "count": {"type": "integer", "default": 4},
+        "token": {"type": "secret", "default": "a"},
+        "password": {"type": "secret"},
+    }
+    written = document({**ON_HOSTS, "steps": [drain, check]}, hosts={"web": ["web-[01:08]"]}, inputs=inputs)
+    ended = plan("run", written, "--offline", *TOOLS, "--input", "service=nginx", "--input", "password=canary")
     (line,) = plan("runs", "--json").lines
-    command = f"plan run {line['digest'][:12]} --input service=nginx {option} --offline"
+    command = f"plan run {line['digest'][:12]} --input service=nginx --input password=canary {option} --offline"
     hint = f"`{command}` {end.format(run=line['id'])}\n"
     assert ended.err.endswith(hint)
     assert plan("show", line["id"]).next.endswith(hint)

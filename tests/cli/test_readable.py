@@ -94,6 +94,7 @@ def test_prose_is_not_interpreted_as_markdown_or_html() -> None:
         ("```http://a``` b", "```http://a``` b"),
         ("``` `a` http://b", r"\`\`\` `a` `http://b`"),
         ("**http://a** [b](http://c)", r"`**http://a**` `[b](http://c)`"),
+        ("given (ana@example.org approved), then", "given (`ana@example.org` approved), then"),
     ],
 )
 def test_an_address_in_prose_becomes_code(text: str, shown: str) -> None:

@@ -18,7 +18,7 @@ from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.gates.approval import text_to_sign
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.gates.coverage import standing_digest
-from plan_adapter.gates.gate import request_of
+from plan_adapter.gates.gate import closing_message, request_of
 from plan_adapter.gates.policy import Policy
 from plan_adapter.gates.signatures import sign, verify_signature
 from plan_adapter.local.settings import Settings
@@ -78,6 +78,16 @@ async def test_two_people_let_a_run_continue(world: World) -> None:
     run = await world.resume(run_id)
     assert (run.status, run.approved_by, world.struck) == (PlanStatus.COMPLETED, "ana and chi", ["a"])
     assert (await world.store.verify(run_id)).ok
+
+
+async def test_a_closed_gate_says_what_each_person_wrote(world: World) -> None:
+    _, gate = await waiting(world)
+    await world.answer(gate, by="ana", note="went through")
+    closed = await world.answer(gate, by="chi", note="go")
+    answer = await world.store.gates.answer_to(gate.id)
+    assert answer is not None and answer.agreements
+    assert closing_message(closed, answer, None) == "approved by ana (os_user) and chi (os_user): ana: went through; chi: go"
+    assert replace(answer, agreements=()).notes == "go"
 
 
 async def test_three_of_three_and_a_late_fourth(world: World) -> None:

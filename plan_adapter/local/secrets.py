@@ -45,6 +45,10 @@ class SecretUnavailableError(ExpressionError):
     """A place gave no answer, so it may or may not have the secret. Another attempt may succeed."""
 
 
+class UnusableSecretError(ExpressionError):
+    """A place has the secret, and its value cannot be used."""
+
+
 @dataclass(frozen=True, slots=True)
 class MountedSecrets:
     """Files in a folder, as Docker and Kubernetes mount them. A newline at the end of a file is not part of the value."""
@@ -130,7 +134,8 @@ class SecretChain:
         try:
             place, _ = await self.find(name)
         except ExpressionError as error:
-            return SecretLocation(name, None, str(error), is_known=not isinstance(error, SecretUnavailableError))
+            is_known, exists = not isinstance(error, SecretUnavailableError), isinstance(error, UnusableSecretError)
+            return SecretLocation(name, None, str(error), is_known=is_known, exists=exists)
         return SecretLocation(name, place.place(name), None)
 
     async def find(self, name: str) -> tuple[SecretPlace, str]:
@@ -162,6 +167,7 @@ class SecretLocation:
     place: str | None
     problem: str | None
     is_known: bool = True  # False if a place that gave no answer may have it
+    exists: bool = False  # True if a place has it and it cannot be used, because it is too short, for example
 
 
 async def visible_secrets(settings: Settings) -> list[str]:
@@ -212,13 +218,13 @@ async def _call_entry_point(function: Any, name: str) -> str | None:
 def _require_usable(value: object, name: str, place: SecretPlace) -> str:
     what = f"`secrets.{name}` from {place.place(name)}"
     if not isinstance(value, str):
-        raise ExpressionError(f"{what} is a {type(value).__name__}, not text")
+        raise UnusableSecretError(f"{what} is a {type(value).__name__}, not text")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise ExpressionError(f"{what} is not UTF-8 text") from None
+        raise UnusableSecretError(f"{what} is not UTF-8 text") from None
     if len(value) < MIN_CHARACTERS:
-        raise ExpressionError(f"{what} has fewer than {MIN_CHARACTERS} characters, too short to be redacted in the record")
+        raise UnusableSecretError(f"{what} has fewer than {MIN_CHARACTERS} characters, too short to be redacted in the record")
     if size > MAX_BYTES or "\0" in value:
-        raise ExpressionError(f"{what} is larger than {MAX_BYTES // 1024} KiB" if size > MAX_BYTES else f"{what} contains a NUL")
+        raise UnusableSecretError(f"{what} is larger than {MAX_BYTES // 1024} KiB" if size > MAX_BYTES else f"{what} contains a NUL")
     return value

@@ -47,15 +47,17 @@ async def refuse_missing_secrets(validated: ValidatedPlan, settings: Settings, c
     queried, the steps that use the secret check it.
     """
     uses, findings = _find_uses(validated, choices or {}), Findings()
-    for name, problem in (await _find_missing(uses, settings)).items():
+    for name, location in (await _find_missing(uses, settings)).items():
         creators = validated.created_secrets.creators.get(name, ())
         done = f"; {list_names(creators)}, which creates it, does not run now" if creators else ""
         other = "" if creators else ", or write its name under `creates_secrets` of the step that creates it"
         hint = f"store it in one of these places{other}; `plan doctor PLAN` checks again"
         named_by = [given for given, named in validated.named_secrets.get("", {}).items() if named == name]
-        for given in named_by:  # without the name, which may be the value that somebody gave instead
+        problem = location.problem or ""
+        for given in named_by:  # a name that no secret has is not shown, because it may be the value that somebody gave instead
+            problem = problem if location.exists else "there is no secret with the given name"
             places = f"give another name (--input {given}=…), or store it{other}; `plan guide secrets` lists the places"
-            findings.add("missing-secret", join("inputs", given), f"there is no secret with the given name{done}", places)
+            findings.add("missing-secret", join("inputs", given), problem + done, places)
         for at in () if named_by else uses[name]:
             findings.add("missing-secret", at, problem + done, hint)
     if problems := findings.sorted(validated.plan):
@@ -70,10 +72,10 @@ async def missing_secret_notices(validated: ValidatedPlan, settings: Settings, c
     ]
 
 
-async def _find_missing(names: Collection[str], settings: Settings, chain: SecretChain | None = None) -> dict[str, str]:
-    """Return why each missing secret is missing, by name. A secret is left out if a place could not be queried."""
+async def _find_missing(names: Collection[str], settings: Settings, chain: SecretChain | None = None) -> dict[str, SecretLocation]:
+    """Return the secrets that are missing or cannot be used, by name. A secret is left out if a place could not be queried."""
     return {
-        location.name: location.problem
+        location.name: location
         for location in await locate_secrets(names, settings, chain)
         if location.problem is not None and location.is_known
     }

@@ -1,6 +1,7 @@
 """What the texts of all gates share: the first screen, the folded sections after it, and values with secrets masked."""
 
 import json
+import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -458,6 +459,7 @@ def _call_row(number: int, preview: StepPreview, mask: ValueMask, *, columns: in
     about = f" ({', '.join(notes)})" if notes else ""
     row = f"- **{number}. {words(step.id)}**{about}: {'; '.join(preview.facts) or code(step.called)}"
     given = mask.redact_parameters(step.tool_name or "", preview.parameters)
+    given = sorted(given, key=lambda parameter: _is_of_item(parameter[1]))  # the names of the items tell what these are
     return row + call_values(given, columns=columns - columns_of(row.replace("**", "")))
 
 
@@ -481,11 +483,19 @@ def _as_command(value: JsonValue) -> JsonValue:
 
 
 def _items_text(preview: StepPreview, *, columns: int) -> str:
-    """Return for which items a step is called, by name if the names fit."""
+    """Return for which items a step is called, by name if the names fit, else by the first and the last name."""
     if preview.items is None:
         return tr("each item")
-    names = ", ".join(map(words, preview.item_names))
-    return tr("for {names}", names=names) if names and columns_of(names) <= columns else counted(preview.items, "item")
+    names, count = [*map(words, preview.item_names)], counted(preview.items, "item")
+    if names and columns_of(all_names := ", ".join(names)) <= columns:
+        return tr("for {names}", names=all_names)
+    ends = f"{count}: {names[0]} … {names[-1]}" if len(names) > 2 else count
+    return ends if columns_of(ends) <= columns else count
+
+
+def _is_of_item(value: JsonValue) -> bool:
+    """Return whether a value is nothing but a part of the item that a step is called for."""
+    return isinstance(value, str) and re.fullmatch(r"\$\{\{ *item(?:\.\w+)* *\}\}", value) is not None
 
 
 def _inline_code(value: JsonValue, columns: int) -> str:

@@ -115,6 +115,13 @@ def test_the_gate_shows_the_name_and_the_approval_covers_it(plan: Plan, home: Pa
     assert_nowhere(home.parent, waiting, shown, approved, resumed, plan("show", run_id, "--all"))
 
 
+def test_a_secret_that_cannot_be_used_is_refused_with_the_reason(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_PROD_DB", "abc")
+    refused = plan("run", "vacuum.yaml", *GIVEN, "--offline")
+    why = "inputs.password: `secrets.prod-db` from the environment variable PLAN_ADAPTER_SECRET_PROD_DB has fewer than 4 characters"
+    assert (refused.code, why in refused.err) == (2, True), refused.err
+
+
 def test_a_resume_looks_for_the_secret_again(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("vacuum.yaml").write_text(GATED, encoding="utf-8")
     run_id = plan("run", "vacuum.yaml", *GIVEN, "--offline", "--detach", "--json").run["id"]

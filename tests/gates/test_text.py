@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from pydantic import JsonValue
 
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.options import ApprovalPolicy, Effect
@@ -133,6 +134,14 @@ def test_a_plan_without_writes_shows_its_reads() -> None:
 def test_the_items_of_a_call_are_named_on_the_first_screen() -> None:
     plan = rolling_plan(["systemctl", "restart", "${{ item }}"], effect="write")
     assert '- **4. run** (for a, b): `run_command` argv `systemctl restart ${{ item }}` pin `""`' in first_screen(plan)
+
+
+def test_many_items_are_named_by_the_first_and_the_last_and_what_is_theirs_comes_last() -> None:
+    names = [f"web-{number:02}" for number in range(1, 41)]
+    parameters: dict[str, JsonValue] = {"url": "${{ item }}", "headers": {"a": "b"}}
+    step = Step(id="a", tool_name="http_get", for_each=f"${{{{ {names} }}}}", parameters=parameters)
+    (row,) = [line for line in first_screen(ExecutionPlan(name="x", description="X", steps=[step])) if "1. a" in line]
+    assert row == '- **1. a** (40 items: web-01 … web-40): `http_get` headers `{"a": "b"}` url `${{ item }}`'
 
 
 def test_the_first_screen_shows_every_step_of_a_small_plan_with_its_whole_call() -> None:

@@ -6,10 +6,10 @@ from datetime import datetime
 from pydantic import JsonValue
 
 from plan_adapter.expressions import matches
-from plan_adapter.model.approvals import StandingApproval
+from plan_adapter.model.approvals import GatePolicy, StandingApproval
 from plan_adapter.model.canonical import canonical_json, runbook_digest
 from plan_adapter.model.errors import ExpressionError, InvalidPlanError
-from plan_adapter.model.options import Input
+from plan_adapter.model.options import Input, KnownBy
 from plan_adapter.model.plan import new_id
 from plan_adapter.model.problems import Problem, did_you_mean
 from plan_adapter.model.readable import counted, one_line, visible
@@ -27,9 +27,20 @@ NO_SCHEDULE = Problem(
 )
 
 
+_PROOFS = frozenset[KnownBy](("os_user", "ssh_signature"))
+"""How `plan standing add` knows who approves."""
+
+
 def standing_digest(validated: ValidatedPlan) -> str:
     """Return the digest that a standing approval of `validated` binds to."""
     return runbook_digest(validated.digest, validated.definitions)
+
+
+def takes_standing_approvals(gate_policy: GatePolicy) -> bool:
+    """Return whether anyone can approve in advance under this gate policy: one person, by their account or their signature."""
+    is_provable = gate_policy.known_by is None or not _PROOFS.isdisjoint(gate_policy.known_by)
+    people, excluded = gate_policy.approvers, gate_policy.may_not_approve
+    return gate_policy.quorum == 1 and is_provable and (people is None or any(name not in excluded for name in people))
 
 
 def why_not_covered(standing: StandingApproval, bound: BoundPlan, *, schedule: str | None, now: datetime) -> str | None:

@@ -15,6 +15,7 @@ from plan_adapter.local.credentials import MAX_BYTES, credential_values, is_wort
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import ExpressionError
 
+SECRETS_DIR = "PLAN_ADAPTER_SECRETS_DIR"
 ENVIRONMENT_PREFIX = "PLAN_ADAPTER_SECRET_"
 ENTRY_POINT_GROUP = "plan_adapter.secrets"
 
@@ -91,11 +92,11 @@ class EnvironmentSecrets:
 
     def place(self, name: str) -> str:
         """Return a phrase with the variable's name."""
-        return f"the environment variable {_variable_name(name)}"
+        return f"the environment variable {variable_name(name)}"
 
     async def secret(self, name: str) -> str | None:
         """Return the value of the variable for `name`, or None."""
-        return os.environ.get(_variable_name(name)) or None
+        return os.environ.get(variable_name(name)) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class SecretChain:
         except ExpressionError as error:
             is_known, exists = not isinstance(error, SecretUnavailableError), isinstance(error, UnusableSecretError)
             return SecretLocation(name, None, str(error), is_known=is_known, exists=exists)
-        return SecretLocation(name, place.place(name), None)
+        return SecretLocation(name, place.place(name), None, variable=_variable_of(place, name))
 
     async def find(self, name: str) -> tuple[SecretPlace, str]:
         """Return the place that has the secret, and its value.
@@ -168,6 +169,7 @@ class SecretLocation:
     problem: str | None
     is_known: bool = True  # False if a place that gave no answer may have it
     exists: bool = False  # True if a place has it and it cannot be used, because it is too short, for example
+    variable: str | None = None  # the environment variable of this process without which it would not be found there
 
 
 async def visible_secrets(settings: Settings) -> list[str]:
@@ -204,8 +206,19 @@ def _is_file_name(name: str) -> bool:
     return "/" not in name and "\\" not in name and "\0" not in name and name not in ("", ".", "..")
 
 
-def _variable_name(name: str) -> str:
+def variable_name(name: str) -> str:
+    """Return the environment variable that may have the secret called `name`."""
     return ENVIRONMENT_PREFIX + re.sub(r"[^A-Z0-9]", "_", name.upper())
+
+
+def _variable_of(place: SecretPlace, name: str) -> str | None:
+    match place:
+        case MountedSecrets():
+            return SECRETS_DIR
+        case EnvironmentSecrets():
+            return variable_name(name)
+        case _:
+            return None
 
 
 async def _call_entry_point(function: Any, name: str) -> str | None:

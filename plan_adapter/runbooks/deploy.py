@@ -1,28 +1,36 @@
 """A runbook as a Prefect deployment: its form, its description, and what a worker needs to run it."""
 
+import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions, version
+from pathlib import Path
 from typing import cast
 
 from pydantic import JsonValue
 
-from plan_adapter.engine.deployments import DeploymentOptions, RunbookDeployment
+from plan_adapter.engine.deployments import DeploymentOptions, PlannedDeployment, RunbookDeployment
 from plan_adapter.gates.approval import gate_policy_of, gated_steps, requires_approval
 from plan_adapter.gates.policy import EffectivePolicy
+from plan_adapter.local.secrets import SECRETS_DIR, SecretLocation, variable_name
+from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.plan import ExecutionPlan, Step
 from plan_adapter.model.problems import Problem
 from plan_adapter.model.readable import code, duration, listed, prose, safe_name, words
 from plan_adapter.model.triggers import EVENT_PARAMETER
+from plan_adapter.runs.secret_lookup import locate_secrets
 from plan_adapter.text.plan_graph import FINAL_LABEL
 from plan_adapter.text.plan_text import order_section
 from plan_adapter.text.preview import preview_plan
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.inputs import form_schema, read_values
+from plan_adapter.validation.named_secrets import name_secrets
 
 ENTRYPOINT = "plan_adapter.deployed.plan_"
 """The beginning of the entrypoint of every deployed runbook; the digest of the plan follows."""
+SSH_CONFIG = "PLAN_ADAPTER_SSH_CONFIG"
 MAX_STEPS = 50
 """How many steps the description of a deployment lists."""
 
@@ -102,6 +110,56 @@ def _paths(tool_name: str, parameters: Mapping[str, JsonValue]) -> Iterator[tupl
 
 _FILE_PARAMETERS = {"read_file": "path", "write_file": "path", "copy_to": "path", "copy_from": "to"}
 """The parameter of each tool that is a path in the files folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShellNeeds:
+    """What the runs of a deployment need from the shell that their worker, or `plan serve`, starts in."""
+
+    secrets: tuple[str, ...] = ()  # as phrases that name them
+    missing: tuple[str, ...] = ()  # those of them that this process does not have
+    variables: tuple[str, ...] = ()  # settings of this process, as `NAME=PATH`, or only `NAME` for one that is a secret
+
+
+async def shell_needs(validated: ValidatedPlan, planned: PlannedDeployment, settings: Settings) -> ShellNeeds:
+    """Return what the runs of a deployment need from the shell of their worker. Secrets are looked up here, and their values are not kept.
+
+    Secrets of Prefect's blocks and of entry points do not depend on a shell, so they are left out. So are secrets that a step creates, and
+    what the deployment itself sets in the environment of its runs.
+    """
+    env: Mapping[str, object] = planned.create.job_variables.get("env", {})
+    bound = name_secrets(validated, planned.create.parameters)
+    names = bound.secrets - validated.created_secrets.creators.keys()
+    found = [each for each in await locate_secrets(names, settings) if each.problem is not None or each.variable is not None]
+    found = [each for each in found if variable_name(each.name) not in env]
+    texts = {each.name: _secret_text(each, validated, bound) for each in found}
+    paths = {SECRETS_DIR: settings.secrets_dir, SSH_CONFIG: settings.ssh_config if _connects(validated) else None}
+    variables = dict.fromkeys(each.variable for each in found if each.variable is not None)
+    if paths[SSH_CONFIG] is not None:
+        variables[SSH_CONFIG] = None
+    return ShellNeeds(
+        secrets=tuple(texts.values()),
+        missing=tuple(texts[each.name] for each in found if each.problem is not None and each.is_known),
+        variables=tuple(_assignment(name, paths.get(name)) for name in variables if name not in env),
+    )
+
+
+def _secret_text(location: SecretLocation, validated: ValidatedPlan, bound: ValidatedPlan) -> str:
+    """Return a phrase that names a secret, as Markdown. A missing one that only the deployment names is not shown: it may be the value."""
+    if location.problem is None or location.name in validated.secrets:
+        return f"the secret {code(location.name)}"
+    given = [name for name, secret in bound.named_secrets.get("", {}).items() if secret == location.name]
+    return f"the secret that the input {code(given[0])} names" if given else f"the secret {code(location.name)}"
+
+
+def _connects(validated: ValidatedPlan) -> bool:
+    """Return whether a built-in tool of the plan connects to hosts with OpenSSH."""
+    return any(definition["name"] in ("ssh", "copy_to", "copy_from") for definition in validated.definitions)
+
+
+def _assignment(name: str, path: Path | None) -> str:
+    """Return a setting as in a shell. A relative path would not be found from the folder of a run."""
+    return name if path is None else f"{name}={shlex.quote(str(path.expanduser().absolute()))}"
 
 
 def _is_relative(path: str) -> bool:

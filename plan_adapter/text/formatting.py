@@ -14,7 +14,16 @@ from plan_adapter.model.plan import ExecutionPlan, Step, flattened
 from plan_adapter.model.readable import as_text, code, counted, duration, listed, moment, prose, redacted, words
 from plan_adapter.model.record import AUTHOR, Attempt, PlanRun, Receipt, StartedCommand, StepRun
 from plan_adapter.model.status import Outcome, RunReason, StepStatus
-from plan_adapter.text.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing, sub_plan_facts, trigger_facts
+from plan_adapter.text.listing import (
+    attempt_limits_text,
+    error_policy_text,
+    goal_facts,
+    indented,
+    policy_facts,
+    step_listing,
+    sub_plan_facts,
+    trigger_facts,
+)
 
 if TYPE_CHECKING:
     from plan_adapter.model.rounds import RoundRecord
@@ -158,7 +167,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines += [f"- language of its gates and forms: {code(plan.language)}"] if plan.language else []
     lines += [f"- tags: {', '.join(map(code, plan.tags))}"] if plan.tags else []
     lines += [f"- {fact}" for fact in trigger_facts(plan)]
-    lines += [f"- {fact}" for fact in _option_facts(plan.options)]
+    lines += [f"- {fact}" for fact in _option_facts(plan)]
     asks = (
         _requires_approval(plan.options)
         or any(_has_gate(plan, step) for step in plan.all_steps)
@@ -217,11 +226,12 @@ def _default_of(spec: Input) -> str:
     return ", ".join(text for text in (variable, default) if text is not None) or "required"
 
 
-def _option_facts(options: ExecutionOptions) -> list[str]:
+def _option_facts(plan: ExecutionPlan) -> list[str]:
+    options = plan.options
     facts = [
         f"approval: {'required' if _requires_approval(options) else 'not required'}",
         f"steps at once: {options.parallel_limit}",
-        f"when a step fails: {options.on_error}",
+        f"when a step fails: {error_policy_text(plan)}",
     ]
     if options.total_timeout_ms:
         facts.append(f"total timeout: {duration(options.total_timeout_ms)}")

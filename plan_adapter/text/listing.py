@@ -130,6 +130,22 @@ def group_facts(group: Step, items: int | None, at_once: int, on_error: ErrorPol
     return [f"{scope}, {pace}: {steps}", stop, *rollback_facts(group, on_error)]
 
 
+def error_policy_text(plan: ExecutionPlan) -> str:
+    """Return what a failed step does to the rest of `plan`: one policy, or also the steps that differ from it.
+
+    A group decides about the failures of its steps, and a plan about those of its own, so only the steps of `plan` itself count.
+    """
+    policies = {step.id: plan.on_error_of(step) for step in plan.steps}
+    usual = plan.options.on_error
+    other = "continue" if usual == "stop" else "stop"
+    steps = [step_id for step_id, policy in policies.items() if policy == other]
+    if not steps:
+        return usual
+    if len(steps) == len(policies):
+        return other
+    return tr("{policy}, but {other} after {steps}", policy=usual, other=other, steps=list_names(steps))
+
+
 def rollback_facts(group: Step, on_error: ErrorPolicy) -> list[str]:
     """Return which items of a group are rolled back, and when, as one fact. Empty for a group that declares no rollback."""
     if not any(step.rollback is not None for step in group.steps):

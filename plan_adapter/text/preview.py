@@ -28,6 +28,7 @@ from plan_adapter.model.readable import (
 )
 from plan_adapter.text.listing import (
     attempt_limits_text,
+    error_policy_text,
     goal_facts,
     indented,
     policy_facts,
@@ -426,7 +427,7 @@ def _facts(preview: Preview) -> list[str]:
     facts += [f"- {tr('name of the run: {name}', name=code(preview.run_name))}"] if preview.run_name else []
     facts += [f"- {secrets_fact(preview.secrets, preview.secret_creators, len(preview.secrets))}"] if preview.secrets else []
     about = tr("steps: {count} ({effects}), {parallel}", count=len(preview.steps), effects=effects, parallel=parallel)
-    facts.append(f"- {about}{tr('; when one fails: {policy}', policy=options.on_error)}")
+    facts.append(f"- {about}{tr('; when one fails: {policy}', policy=error_policy_text(preview.plan))}")
     irreversible_ids = ", ".join(code(step.step.id) for step in preview.irreversible)
     final = tr("**cannot be undone: {steps}**", steps=irreversible_ids) if irreversible_ids else tr("cannot be undone: nothing")
     facts.append(f"- {final}")

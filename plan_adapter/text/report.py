@@ -11,6 +11,7 @@ from plan_adapter.text import html_parts as html
 from plan_adapter.text.drawing import STYLE as PICTURE_STYLE
 from plan_adapter.text.formatting import StepCallRecord
 from plan_adapter.text.run_facts import NOTHING_LEFT, SHAPES, Mark, RunAccount, StepFacts, mark_of, started_text
+from plan_adapter.text.run_markdown import SHOWN_CALLS
 
 MAX_CHARACTERS = 4000
 """How much of a value is in the report. The store keeps all of it."""
@@ -64,7 +65,7 @@ def _head(account: RunAccount) -> Iterator[str]:
     for text in [*([facts.cause] if facts.cause else []), *account.asked]:
         yield f"<p>{html.prose(text)}</p>"
     for left in facts.left_behind:
-        yield f'<p class="left">{html.text(left.text(len(left.calls)))}</p>'
+        yield f'<p class="left">{html.text(left.text(SHOWN_CALLS))}</p>'
     if facts.is_undone:
         yield f"<p>{html.text(tr(NOTHING_LEFT))}</p>"
     if account.next_text:

@@ -1,6 +1,7 @@
 """Tests of `plan deploy` and `plan deploy --delete`: what they create, keep and refuse in Prefect."""
 
 import asyncio
+import shlex
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from uuid import uuid4
 import pytest
 import yaml
 from prefect import flow, get_client
+from prefect.blocks.system import Secret
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.flows import load_flow_from_entrypoint
+from pydantic import SecretStr
 
 from plan_adapter.cli.servers import worker_command
 from plan_adapter.engine.connection import Server
 from tests.cases import for_each
 from tests.cli.conftest import Plan
+from tests.cli.gated import ME
 from tests.deployments.conftest import RUNBOOKS
 
 ASK: dict[str, Any] = {
@@ -25,6 +29,7 @@ ASK: dict[str, Any] = {
     "parameters": {"url": "http://${{ inputs.host }}"},
 }
 WHO = {"type": "string", "title": "主机", "description": "The node to ask", "pattern": "^web-[0-9]+$"}
+VALUE = "Kolibri+7/vögel=&x"
 TIMES = {"type": "integer", "default": 2, "minimum": 1, "enum": [1, 2, 3]}
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -219,3 +224,77 @@ def test_deployments_made_by_others_are_left_alone(plan: Plan, name: str) -> Non
     for command in (("deploy", runbook(name)), ("deploy", "--delete", name)):
         result = plan(*command)
         assert (result.code, "`plan deploy` did not make" in result.err) == (2, True), result.err
+
+
+COMMAND: dict[str, Any] = {
+    "id": "ask-again",
+    "tool_name": "run_command",
+    "parameters": {"argv": ["true"], "env": {"TOKEN": "${{ secrets['health-token'] }}", "PASSWORD": "${{ inputs.password }}"}},
+}
+SECRET_INPUTS: dict[str, Any] = {"host": WHO, "password": {"type": "secret", "default": "node-login"}}
+
+
+def notes(plan: Plan, *arguments: str | Path) -> str:
+    """Deploy, and return what `plan deploy` says besides its result."""
+    result = plan("deploy", *arguments, "--yes")
+    assert result.code == 0, result.err
+    return result.err
+
+
+def test_deploy_names_the_secrets_and_settings_that_a_worker_needs(plan: Plan, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = {"id": "connect", "ssh": {"host": "web-1", "argv": ["true"]}, "timeout": "1m"}
+    path = runbook(name, COMMAND, connect, inputs=SECRET_INPUTS)
+    missing = "runs need the secret `health-token`, the secret `node-login` where their worker runs: `plan guide secrets`\n"
+    said = notes(plan, path)
+    assert missing in said
+    assert "this shell sets" not in said
+    Path("secrets").mkdir()
+    Path("secrets", "health-token").write_text(VALUE)
+    monkeypatch.setenv("PLAN_ADAPTER_SECRETS_DIR", "secrets")
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_NODE_LOGIN", VALUE)
+    monkeypatch.setenv("PLAN_ADAPTER_SSH_CONFIG", "fleet")
+    said = notes(plan, path)
+    folder, config = (shlex.quote(str(Path(file).absolute())) for file in ("secrets", "fleet"))
+    settings = f"PLAN_ADAPTER_SECRETS_DIR={folder}, PLAN_ADAPTER_SECRET_NODE_LOGIN, PLAN_ADAPTER_SSH_CONFIG={config}"
+    assert f"{missing}this shell sets {settings}: start the worker with the same\n" in said
+    given = ("PLAN_ADAPTER_SECRET_NODE_LOGIN={{ prefect.blocks.secret.node-login }}", "PLAN_ADAPTER_SSH_CONFIG=/etc/ssh/fleet")
+    said = notes(plan, path, *(f"--job-variable=env.{pair}" for pair in given))
+    assert "runs need the secret `health-token` where their worker runs" in said
+    assert f"this shell sets PLAN_ADAPTER_SECRETS_DIR={folder}: start" in said
+    assert VALUE not in said
+
+
+def test_a_secret_in_a_block_or_made_by_a_step_is_not_named(plan: Plan, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_SSH_CONFIG", "fleet")
+    Secret(value=SecretStr(VALUE)).save("health-token", overwrite=True)
+    try:
+        first = {"id": "first", "tool_name": "run_command", "parameters": {"argv": ["true"]}, "creates_secrets": ["node-login"]}
+        uses = COMMAND | {"depends_on": ["first"]}
+        said = notes(plan, runbook(name, first, uses, inputs=SECRET_INPUTS))
+    finally:
+        Secret.delete("health-token")
+    assert ("runs need" in said, "this shell sets" in said) == (False, False), said
+
+
+def test_a_missing_secret_that_only_an_option_names_is_not_shown(plan: Plan, name: str) -> None:
+    path = runbook(name, COMMAND, inputs=SECRET_INPUTS)
+    said = notes(plan, path, "--input", "password=hunter2")
+    assert "runs need the secret `health-token`, the secret that the input `password` names where" in said
+    assert "hunter2" not in said
+
+
+@for_each(
+    case=[
+        ({}, True),
+        ({"approvers": ["ana", "bo"], "quorum": 2}, False),
+        ({"known_by": ["proxy", "slack"]}, False),
+        ({"known_by": ["slack", "ssh_signature"]}, True),
+        ({"approvers": [ME], "author_approval": False}, False),
+        ({"approvers": [ME, "bo"], "author_approval": False}, True),
+    ]
+)
+def test_a_standing_approval_is_suggested_only_where_it_would_be_accepted(plan: Plan, name: str, case: tuple[dict[str, Any], bool]) -> None:
+    approval, is_accepted = case
+    said = notes(plan, runbook(name, approval=approval))
+    assert "each run waits for an approval" in said
+    assert ("`plan standing add` approves scheduled runs in advance" in said) == is_accepted

@@ -1,5 +1,6 @@
 """Tests of `plan graph` and `plan report`: the picture of a plan and of a run, and the report of a run in one HTML file."""
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -126,6 +127,17 @@ def test_a_report_says_what_happened_and_shows_the_steps_the_time_and_the_record
         assert text in head, text
     assert page.tags <= ALLOWED
     assert not {name for name in page.attributes if name.startswith("on") or name in ("src", "href")}
+
+
+def test_a_report_bounds_the_calls_that_a_run_left_behind(plan: Plan) -> None:
+    path = document(
+        step("each", "run_command", parameters={"argv": ["true"]}, for_each="${{ inputs.hosts }}"),
+        step("end", "fail", depends_on=["each"]),
+        inputs={"hosts": {"type": "array", "default": [f"主机-{number}" for number in range(1, 58)]}},
+    )
+    run = plan("run", path, "--offline", "--json", "--yes", *TOOLS).run
+    text = Elements(report_of(plan, run["id"])).text
+    assert re.findall(r"done, and not undone: .*(each\[主机-20\] and 37 more)", text) == ["each[主机-20] and 37 more"]
 
 
 def test_a_report_of_a_waiting_run_shows_its_question_and_its_wait(plan: Plan) -> None:

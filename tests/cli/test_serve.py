@@ -9,7 +9,7 @@ from prefect.settings import PREFECT_RUNNER_POLL_FREQUENCY, temporary_settings
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.deployments import poll_seconds
 from tests.cli.conftest import Plan
-from tests.cli.test_deploy import deployed, in_prefect, runbook
+from tests.cli.test_deploy import COMMAND, SECRET_INPUTS, deployed, in_prefect, runbook
 from tests.cli.test_run import GREET, TOOLS, document
 from tests.cli.test_terminal import Terminal, terminals
 
@@ -51,6 +51,13 @@ def test_a_folder_and_a_file_are_served_without_a_work_pool_until_ctrl_c(plan: P
     again.process.terminate()
     assert again.end() == 0
     assert again.shown.endswith("Ctrl-C stops\n"), "no warning and no traceback"
+
+
+def test_serve_names_only_the_secrets_that_it_does_not_have(terminals: list[Terminal], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_NODE_LOGIN", "Kolibri+7/vögel=&x")
+    terminal = served(terminals, runbook(name, COMMAND, inputs=SECRET_INPUTS))
+    assert "runs need the secret `health-token`, which this process does not have: `plan guide secrets`" in terminal.shown
+    assert "this shell sets" not in terminal.shown
 
 
 def test_a_runbook_is_served_on_a_schedule(terminals: list[Terminal], name: str) -> None:

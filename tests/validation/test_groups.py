@@ -1,13 +1,18 @@
 """The problems of step groups, at their places, and how a preview describes a group."""
 
+from typing import Literal
+
 import pytest
 
 from plan_adapter import ExecutionPlan
 from plan_adapter.documents import read_document
-from plan_adapter.model.options import Input
+from plan_adapter.model.options import ExecutionOptions, Input
+from plan_adapter.model.plan import Step
 from plan_adapter.plans import find_problems, lint
+from plan_adapter.text.formatting import format_plan
 from plan_adapter.text.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
+from tests.cases import for_each
 from tests.runs.cluster import Cluster, act, rolling
 
 
@@ -26,6 +31,28 @@ def test_preview_says_how_a_group_runs(cluster: Cluster) -> None:
     assert "starts no further item after more than 20% failed" in text
     assert "if the run fails, rolls back the items that completed" in text
     assert [step.step.id for step in preview.steps] == ["nodes", "drain", "restart", "check"]
+
+
+@for_each(
+    case=[
+        ("stop", ["continue"], "continue"),
+        ("stop", ["continue", None], "stop, but continue after `s0`"),
+        ("continue", ["stop", None, "stop"], "continue, but stop after `s0`, `s2`"),
+        ("stop", [None, "stop"], "stop"),
+    ]
+)
+def test_a_plan_says_what_a_failure_does_also_where_steps_differ(
+    cluster: Cluster, case: tuple[Literal["stop", "continue"], list[Literal["stop", "continue"] | None], str]
+) -> None:
+    usual, policies, expected = case
+    groups = [
+        Step(id=f"s{number}", for_each="${{ ['a'] }}", steps=[act(f"drain{number}", on_error="continue")], on_error=policy)
+        for number, policy in enumerate(policies)
+    ]  # what a group does about its own steps is not what the plan does
+    plan = ExecutionPlan(description="Restart the nodes", steps=groups, options=ExecutionOptions(continue_on_error=usual == "continue"))
+    preview = preview_plan(validate(plan, cluster.tools), inputs={}, approval_digest=None, requires_approval=True)
+    assert f"; when one fails: {expected}\n" in preview_text(preview)
+    assert f"- when a step fails: {expected}\n" in format_plan(plan)
 
 
 def test_a_group_without_steps_says_so(cluster: Cluster) -> None:

@@ -19,7 +19,8 @@ from plan_adapter.cli.servers import available_server, running_server, worker_co
 from plan_adapter.cli.sources import documents_in, input_texts, open_store, pin, plan_of, tools_of
 from plan_adapter.documents import is_test_file, read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
-from plan_adapter.gates.approval import os_user, requires_approval
+from plan_adapter.gates.approval import gate_policy_of, os_user, requires_approval
+from plan_adapter.gates.coverage import takes_standing_approvals
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.errors import InvalidPlanError
 from plan_adapter.model.problems import Problem
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 _ScheduleKind: TypeAlias = Literal["cron", "interval", "rrule"]
 
-MAX_PATHS = 5
+MAX_NAMED = 5
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _INTERVAL = re.compile(r"(\d+)\s*([smhd]?)")
@@ -169,13 +170,15 @@ async def _deploy(
             runbooks = [(validated, _in_local_store(deployment, settings.store_url)) for validated, deployment in runbooks]
         if server is None:
             return _show_checked([deployment for _, deployment in runbooks], as_json=as_json)
+        plans = [validated for validated, _ in runbooks]
         with use_server(server):
             done = await apply_runbooks(runbooks, store, is_dry=is_dry, yes=yes, as_json=as_json)
+            notes = [] if is_dry or as_json else [*await approval_notes(plans, store, policy), *await shell_notes(done, plans, settings)]
     print_deployments(done, server, is_dry=is_dry, as_json=as_json)
     if not as_json:
         _print_counts(done)
         if not is_dry:
-            _print_next_steps(done, [validated for validated, _ in runbooks], policy, server, settings.store_url, is_here=is_here)
+            _print_next_steps(done, plans, notes, server, settings.store_url, is_here=is_here)
     return ExitCode.DONE
 
 
@@ -187,7 +190,7 @@ def _show_checked(runbooks: "Sequence[RunbookDeployment]", *, as_json: bool) -> 
     print_deployments(done, None, is_dry=True, as_json=as_json)
     if not as_json:
         _print_counts(done)
-    pools = listed([f"`{name}`" for name in _pool_names(done)], MAX_PATHS)
+    pools = listed([f"`{name}`" for name in _pool_names(done)], MAX_NAMED)
     output.note(
         f"no Prefect server is running: what would change there is not known, nor whether it has the work pool {pools}; name a server in "
         "PREFECT_API_URL, or deploy, which starts a local one"
@@ -386,7 +389,7 @@ def _print_counts(done: "Sequence[PlannedDeployment]") -> None:
 def _print_next_steps(
     done: "Sequence[PlannedDeployment]",
     plans: "Sequence[ValidatedPlan]",
-    policy: "EffectivePolicy",
+    notes: Sequence[str],
     server: Server,
     store_url: str,
     *,
@@ -396,17 +399,49 @@ def _print_next_steps(
 
     for planned, validated in zip(done, plans, strict=True):
         if not planned.create.pull_steps and (paths := relative_paths(validated.plan)):
-            shown = listed(paths, MAX_PATHS)
+            shown = listed(paths, MAX_NAMED)
             output.note(
                 f"{planned.name}: each run works in a new empty folder of its worker: write absolute paths for {shown}, or use --pull"
             )
-    if any(requires_approval(validated.plan, policy) for validated in plans):
-        output.note("each run waits for an approval; `plan standing add` approves scheduled runs in advance")
+    for note in notes:
+        output.note(note)
     if is_local(store_url):
         workers = "workers must run here" if is_here else "workers elsewhere need PLAN_ADAPTER_DATABASE_URL"
         output.note(f"the store is a file of this machine ({store_url}): {workers}; `plan guide scaling` is about several machines")
     for pool in _pool_names(done):
         output.note(f"`{worker_command(pool, server)}` starts a worker")
+
+
+async def approval_notes(plans: "Sequence[ValidatedPlan]", store: "PlanStore", policy: "EffectivePolicy") -> list[str]:
+    """Return a note if runs wait for an approval, which names `plan standing add` where that would be accepted."""
+    from plan_adapter.runs.gate_policies import authors_at  # imports SQLAlchemy
+
+    asking = [validated.plan for validated in plans if requires_approval(validated.plan, policy)]
+    for plan in asking:
+        gate_policy = gate_policy_of(plan, policy, requested_by="", authors=await authors_at(plan, store, policy))
+        if takes_standing_approvals(gate_policy):
+            return ["each run waits for an approval; `plan standing add` approves scheduled runs in advance"]
+    return ["each run waits for an approval"] if asking else []
+
+
+async def shell_notes(done: "Sequence[PlannedDeployment]", plans: "Sequence[ValidatedPlan]", settings: Settings) -> list[str]:
+    """Return notes about the secrets and settings that runs need where they work, which is here for `plan serve`."""
+    from plan_adapter.runbooks.deploy import shell_needs  # imports Prefect
+
+    secrets, missing, variables = dict[str, None](), dict[str, None](), dict[str, None]()
+    for planned, validated in zip(done, plans, strict=True):
+        needs = await shell_needs(validated, planned, settings)
+        missing |= dict.fromkeys(needs.missing if planned.pool is None else ())
+        secrets |= dict.fromkeys(needs.secrets if planned.pool is not None else ())
+        variables |= dict.fromkeys(needs.variables if planned.pool is not None else ())
+    notes = list[str]()
+    if missing:
+        notes.append(f"runs need {listed([*missing], MAX_NAMED)}, which this process does not have: `plan guide secrets`")
+    if secrets:
+        notes.append(f"runs need {listed([*secrets], MAX_NAMED)} where their worker runs: `plan guide secrets`")
+    if variables:
+        notes.append(f"this shell sets {listed([*variables], MAX_NAMED)}: start the worker with the same")
+    return notes
 
 
 async def _delete(name: str, *, as_json: bool) -> int:

@@ -16,14 +16,15 @@ from plan_adapter.cli.foreground import begin_server
 from plan_adapter.cli.sources import open_store, plan_of, tools_of
 from plan_adapter.cli.verbs.deploy import (
     apply_runbooks,
+    approval_notes,
     checked_runbooks,
     parse_schedule,
     plans_in,
     print_deployments,
     refuse_duplicate_names,
+    shell_notes,
 )
 from plan_adapter.engine.connection import use_server
-from plan_adapter.gates.approval import requires_approval
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.readable import counted
 
@@ -86,10 +87,12 @@ async def _serve(
         server = await in_daemon_thread(pending.wait)
         with use_server(server):
             done = await apply_runbooks(runbooks, store, is_dry=False, yes=False, as_json=as_json)
+            plans_of_runs = [validated for validated, _ in runbooks]
+            notes = [*await approval_notes(plans_of_runs, store, policy), *await shell_notes(done, plans_of_runs, settings)]
     print_deployments(done, server, is_dry=False, as_json=as_json, all_forms=True)
     output.flush()
-    if any(requires_approval(validated.plan, policy) for validated, _ in runbooks):
-        output.note("each run waits for an approval; `plan standing add` approves scheduled runs in advance")
+    for note in notes:
+        output.note(note)
     if tools:
         os.environ["PLAN_ADAPTER_TOOLS"] = ",".join([*settings.tools, *tools])  # for the processes of the runs
     served = {deployed.name: deployed.deployment_id for deployed in done if deployed.deployment_id is not None}

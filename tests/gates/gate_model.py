@@ -82,7 +82,6 @@ class ModelApproval:
     content: str
     decision: Decision
     until: float | None
-    at: float
     used_in: tuple[str, int] | None = None  # the run and its start
 
 
@@ -131,7 +130,7 @@ class GateModel:
                 (valid for valid in (until, *(each for _, each in gate.agreed)) if valid is not None and valid > self.now), default=None
             )
         gate.end, gate.by = "answered", by
-        self.approvals[approval_id] = ModelApproval(gate.run, gate.step, content, decision, until, self.now)
+        self.approvals[approval_id] = ModelApproval(gate.run, gate.step, content, decision, until)
         return None
 
     def delegate(self, gate_id: str, by: str, to: str) -> Refusal:
@@ -156,7 +155,7 @@ class GateModel:
 
     def use(self, run: str, approval_id: str) -> Refusal:
         approval = self.approvals[approval_id]
-        later = [each for each in self.approvals.values() if each.at >= approval.at]  # at the same time is no earlier
+        later = [*self.approvals.values()][[*self.approvals].index(approval_id) + 1 :]
         same = {each.run for each in later if each.step is None and each.decision != "approve" and each.content == approval.content}
         if approval.decision != "approve" or approval.step is not None or approval.run not in (None, run):
             return NotApprovedError

@@ -143,7 +143,7 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
         was_asked = any(
             selector.matches_digest(asked_gate.approval_digest) for asked_gate in await store.gates.find(run_id=run.id, open_only=False)
         )
-        raise await _record_refusal(
+        raise await record_refusal(
             run.id, wrong_digest_message(selector, gate, command_of(gate, options), was_asked=was_asked), options, gate, store, changed=True
         )
     if not is_named:
@@ -159,7 +159,7 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
         if not selector.yes and options.fields is None:
             raise UsageError(unconfirmed_message(gate, command, takes_yes=why is None))
         if why is not None:
-            raise await _record_refusal(run.id, digest_required_message(why, gate, command), options, gate, store)
+            raise await record_refusal(run.id, digest_required_message(why, gate, command), options, gate, store)
     closed = await _submit_answer(options, gate, request, GateAnswers(store, settings))
     given = None if closed.end is None else await store.gates.answer_to(gate.id)
     approval = closed.agreements[-1].as_approval if given is None else given
@@ -274,7 +274,7 @@ async def _content_has_changed(gate: Gate, store: "PlanStore") -> bool:
     return gate.step_id is None and bool(await store.revisions.of_run(gate.run_id))
 
 
-async def _record_refusal(
+async def record_refusal(
     run_id: str, reason: str, options: AnswerOptions, gate: Gate, store: "PlanStore", *, changed: bool = False
 ) -> NotApprovedError:
     """Record the refusal in the audit log, and return it as an error. `changed`: the answer was about other content."""
@@ -460,14 +460,12 @@ async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore")
         return f"run {run.id} does not wait for an answer; it is {run.outcome_text}: {await next_command_of(run, store)}"
     closed = [gate for gate in gates if gate.end is not None and gate.kind != "outcome" and _matches(gate, selector)]
     if closed:
-        try:  # a closed gate refuses every answer, and the error says why
-            await store.gates.answer(closed[-1].id, answer_to(request_of(closed[-1]), decision="reject", by="", known_by="unverified"))
-        except (RunConflictError, NotApprovedError) as error:
-            if run.status is not PlanStatus.PENDING_APPROVAL:
-                return f"run {run.id}: {error}"
-            answer = await store.gates.answer_to(closed[-1].id)
-            is_changes = answer is not None and answer.decision == "request_changes"
-            return f"run {run.id}: {error}; " + (changes_hint(run) if is_changes else f"`{resume_command_after_gate(run)}` resumes it")
+        why = f"run {run.id}: {await why_closed(closed[-1], store)}"
+        if run.status is not PlanStatus.PENDING_APPROVAL:
+            return why
+        answer = await store.gates.answer_to(closed[-1].id)
+        is_changes = answer is not None and answer.decision == "request_changes"
+        return f"{why}; " + (changes_hint(run) if is_changes else f"`{resume_command_after_gate(run)}` resumes it")
     if run.status is PlanStatus.PENDING_APPROVAL:
         if not gates:
             return f"nobody has been asked about run {run.id} yet: `{resume_command(run)}` asks"
@@ -478,6 +476,15 @@ async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore")
             f"what waits: {', '.join(waiting)}" if waiting else f"`{resume_command_after_gate(run)}` resumes the run"
         )
     return f"run {run.id} does not wait for an approval: it is {run.outcome_text}"
+
+
+async def why_closed(gate: Gate, store: "PlanStore") -> str:
+    """Return how the closed `gate` was closed, as the store says it to a late answer."""
+    try:  # a closed gate refuses every answer, and the error says why
+        await store.gates.answer(gate.id, answer_to(request_of(gate), decision="reject", by="", known_by="unverified"))
+    except (RunConflictError, NotApprovedError) as error:
+        return str(error)
+    raise AssertionError(f"gate {gate.id} was not closed")
 
 
 async def why_cancelled(run: PlanRun, store: "PlanStore", settings: Settings) -> str | None:
@@ -514,12 +521,16 @@ async def _submit_answer(options: AnswerOptions, gate: Gate, request: ApprovalRe
         run = await end_overdue(await store.run(gate.run_id), store)
         if (await store.gates.get(gate.id)).end == "superseded":
             why = f"the content of the gate changed meanwhile: {error}"
-            raise await _record_refusal(run.id, why, options, gate, store, changed=True) from error
+            raise await record_refusal(run.id, why, options, gate, store, changed=True) from error
         raise RunConflictError(str(error), ended=run.reason) from error
 
 
-def answer_with_proof(options: AnswerOptions, request: ApprovalRequest, settings: Settings, *, instead: Instead | None = None) -> Answer:
+def answer_with_proof(
+    options: AnswerOptions, request: ApprovalRequest, settings: Settings, *, instead: Instead | None = None, in_form: bool = False
+) -> Answer:
     """Return the answer with the proof of who gave it; with `instead`, who answers in their place.
+
+    `in_form`: it is given in a form, which proves no account.
 
     Raises NotApprovedError if it cannot be signed.
     """
@@ -529,7 +540,7 @@ def answer_with_proof(options: AnswerOptions, request: ApprovalRequest, settings
         decision=options.decision if instead is None else instead.decision,
         by=by,
         note=options.note,
-        channel=channel,
+        channel="form" if in_form else channel,
         code=options.code,
         result=options.result,
         digest=request.approval_digest,

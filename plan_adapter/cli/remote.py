@@ -2,6 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +19,11 @@ from plan_adapter.cli.answering import (
     digest_required_message,
     may_confirm,
     needs_no_text,
+    record_refusal,
     refuse_name_alone,
     refuse_unnamed_step,
     unconfirmed_message,
+    why_closed,
     with_result,
     wrong_digest_message,
 )
@@ -27,34 +32,82 @@ from plan_adapter.cli.asking import refuse_mismatched_answer
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
 from plan_adapter.cli.records import NO_FORM, QUESTION_SUFFIXES
 from plan_adapter.cli.servers import running_server
+from plan_adapter.cli.sources import open_store
 from plan_adapter.engine.connection import Server
+from plan_adapter.gates.approval import os_user
+from plan_adapter.gates.gate import request_of
+from plan_adapter.gates.identity import why_answer_refused
 from plan_adapter.gates.terminal import gate_summary
-from plan_adapter.model.approvals import ApprovalRequest, Decision, GatePolicy
-from plan_adapter.model.errors import ContentChangedError, NotApprovedError, RunConflictError
+from plan_adapter.model.approvals import Answer, ApprovalRequest, Decision, Gate, GatePolicy, Resolution
+from plan_adapter.model.errors import ContentChangedError, NotApprovedError, RunConflictError, RunNotFoundError, StoreError
 from plan_adapter.model.language import tr
-from plan_adapter.model.readable import call_name, item_number, listed, means_item
+from plan_adapter.model.readable import call_name, item_number, listed, means_item, one_line
 from plan_adapter.model.record import LAST, names_run, why_too_short
-from plan_adapter.text.commands import SHOWN_DIGITS, answer_command
+from plan_adapter.text.commands import SHOWN_DIGITS, answer_command, command_at_gate, ways_to_answer
 from plan_adapter.text.gate_text import without_picture
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from plan_adapter.engine.gate_forms import OpenForm
     from plan_adapter.local.settings import Settings
     from plan_adapter.model.options import Input
+    from plan_adapter.store.store import PlanStore
 
-REFUSAL_SECONDS = 3.0
-"""How long to wait for the run to refuse an answer; later refusals show on its page."""
+VERDICT_SECONDS = 8.0
+"""How long to wait until the run has verified an answer. A page that has waited for long notices an answer only after five seconds."""
 POLL_SECONDS = 0.25
+
+
+@asynccontextmanager
+async def _readable_store(settings: "Settings") -> "AsyncGenerator[PlanStore | None]":
+    """Yield the store of the settings, or None if this machine has none or cannot read it. The server's runs may use another one."""
+    if not settings.has_store:
+        yield None
+        return
+    async with open_store(settings) as store:
+        try:
+            await store.now()
+        except StoreError:
+            yield None
+        else:
+            yield store
+
+
+async def _closed_gates(forms: "Sequence[OpenForm]", store: "PlanStore | None") -> dict[str, Gate]:
+    """Return the gates of `forms` that are closed in the store, by id. Prefect may show their forms until a process removes them."""
+    if store is None or not forms:
+        return {}
+    try:
+        is_open = {gate.id for gate in await store.gates.find(limit=FIND_LIMIT)}
+    except StoreError:
+        return {}
+    found = [await _stored_gate(form, store) for form in forms if form.gate_id not in is_open]
+    return {gate.id: gate for gate in found if gate is not None and gate.end is not None}
+
+
+async def _stored_gate(form: "OpenForm", store: "PlanStore | None") -> Gate | None:
+    """Return the gate of `form` as the store has it, or None if this machine cannot read it."""
+    if store is None:
+        return None
+    try:
+        return await store.gates.get(form.gate_id)
+    except (RunNotFoundError, StoreError):
+        return None
+
+
+FIND_LIMIT = 1_000_000
+"""More gates than are ever open."""
 
 
 async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> int:
     """Print the forms that wait for an answer, newest first."""
-    async with running_server(settings) as server:
+    async with running_server(settings) as server, _readable_store(settings) as store:
         from plan_adapter.engine.gate_forms import open_forms  # imports Prefect
 
-        found = (await open_forms())[::-1][:limit]
+        forms = await open_forms()
+        closed = await _closed_gates(forms, store)
+        found = [form for form in forms if form.gate_id not in closed][::-1][:limit]
     now = datetime.now(UTC)
     if found and as_json:
         for form in found:
@@ -65,18 +118,24 @@ async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> i
         for form in found:
             if form.is_lost:
                 output.line(f"{form.run_id}: {NO_FORM}: {_elsewhere(form)}")
-        output.note(f"forms of the server {server.api_url}; `{_answer_command(found[0])}` answers the first one")
+            if form.refused is not None:
+                output.line(f"{form.run_id}: the last answer was refused: {one_line(form.refused)}")
+        output.note(f"forms of the server {server.api_url}; {_how_to_answer(found[0], 'answers the first one', ' the first one')}")
     else:
         output.note(f"nothing waits for an answer on {server.api_url}")
     return ExitCode.DONE
 
 
 async def answer_remotely(selector: GateSelector, options: AnswerOptions, settings: "Settings", *, show: bool, as_json: bool) -> int:
-    """Answer in the form of a gate. Raises UsageError if no form matches, NotApprovedError if the run refuses the answer at once."""
-    async with running_server(settings) as server:
+    """Answer in the form of a gate.
+
+    Raises UsageError if no form matches, RunConflictError if the gate is closed, and NotApprovedError if the answer is refused: before it
+    is sent, as far as the form or the store of this machine say who may answer, or by the run soon afterwards.
+    """
+    async with running_server(settings) as server, _readable_store(settings) as store:
         from plan_adapter.engine.gate_forms import answer_form, form_fields, form_text, open_forms  # imports Prefect
 
-        form = _find_form(await open_forms(), selector, None if show else options)
+        form = await _find_open_form(await open_forms(), selector, None if show else options, store)
         refuse_name_alone(options.by, sign=options.sign, code=options.code, known_by=form.known_by)
         page = server.run_url(form.flow_run_id)
         command = _answer_command(form) if form.kind == "outcome" else _answer_command(form, approval_decision(options))
@@ -95,6 +154,7 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
         if not as_json and not (is_named and needs_no_text(selector, options)):
             output.note(gate_summary(request) + (f"\nthe full text: {page}" if page else "") + "\n")
         refuse_mismatched_answer(request, options.decision, options.fields, api=True)
+        await _refuse_early(form, request, options, store, settings)
         if options.decision != "approve" and any(field.is_required for field in request.fields.values()):
             raise UsageError(
                 f"the form of a question takes a rejection only with all its fields: reject on the page {page}, or in the store"
@@ -107,24 +167,95 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
             raise NotApprovedError(digest_required_message("this machine cannot tell whether the content changed", form, command, api=True))
         if not is_named or names_no_content:
             await confirm("this plan" if form.step_id is None else f"step {_step_name(form)}", options, form)
+        answer = answer_with_proof(options, request, settings, in_form=True)
         try:
-            await answer_form(form, answer_with_proof(options, request, settings))
+            await answer_form(form, answer)
         except RunConflictError as error:
             raise UsageError(str(error)) from error
-        shown_again = None if form.is_unattended else await _wait_for_next_form(form)
-    if shown_again is not None and (shown_again.refused is not None or shown_again.progress is None):
-        raise NotApprovedError(f"the run refused this answer: {shown_again.refused or 'it asks again'}")
-    what = form.name if form.step_id is None else f"step {_step_name(form)} of {form.name}"
+        verdict = None if form.is_unattended else await _wait_for_verdict(form, store)
+        if isinstance(verdict, Gate) and store is not None:
+            await _refuse_late(verdict, answer, store)
+    if not isinstance(verdict, str | Gate | None) and (verdict.refused is not None or verdict.progress is None):
+        raise NotApprovedError(f"the run refused this answer: {verdict.refused or 'it asks again'}")
+    line, next_text, is_verified = _report(verdict, form, options.decision)
     if as_json:
-        output.json_line("answer", {**_form_json(shown_again or form, server), "decision": options.decision})
-    elif shown_again is not None:
-        output.line(f"one approval of {what}: run {form.run_id}")
-        output.note(tr("recorded: {progress}", progress=shown_again.progress))
+        shown = form if isinstance(verdict, str | Gate | None) else verdict
+        given = {"decision": options.decision, "verified": is_verified, "next": next_text}
+        output.json_line("answer", {**_form_json(shown, server), **given})
     else:
-        output.line(f"{decision_word(form, options.decision)} {what}: run {form.run_id}")
-        next_step = f"no process is waiting: `plan resume {form.run_id}`, on a machine with the store, verifies the answer and continues"
-        output.note(next_step if form.is_unattended else "the run has received the answer and is verifying it")
+        output.line(line)
+        output.note(next_text)
     return ExitCode.DONE
+
+
+def _report(verdict: "OpenForm | Gate | str | None", form: "OpenForm", decision: "Decision | Resolution") -> tuple[str, str, bool]:
+    """Return what was done with an answer in `form`, what follows, and whether the run has recorded it. `verdict`: what became of it."""
+    what = form.name if form.step_id is None else f"step {_step_name(form)} of {form.name}"
+    sent = "answer" if form.kind == "question" and decision == "approve" else decision
+    line = f"sent `{sent}` to the form of {what}: run {form.run_id}"
+    if isinstance(verdict, Gate):
+        return f"{decision_word(form, decision)} {what}: run {form.run_id}", "the run has verified the answer", True
+    if isinstance(verdict, str):
+        return line, f"its page in Prefect has ended as {verdict}", False
+    if verdict is not None:
+        return f"one approval of {what}: run {form.run_id}", tr("recorded: {progress}", progress=verdict.progress), True
+    if form.is_unattended:
+        command = f"`plan resume {form.run_id}`, on a machine with the store"
+        return line, f"no process is waiting: {command}, verifies the answer and continues", False
+    command = f"`plan show {form.run_id}`, on a machine with the store"
+    if_refused = "`plan gates --api` lists the form again, with the reason, if it was refused"
+    return line, f"the run still has to verify the answer: {command}, says whether it counts; {if_refused}", False
+
+
+async def _find_open_form(
+    forms: "list[OpenForm]", selector: GateSelector, options: AnswerOptions | None, store: "PlanStore | None"
+) -> "OpenForm":
+    """Return the form that `selector` names. Raises RunConflictError if its gate is closed in the store, else the same as `_find_form`."""
+    closed = await _closed_gates(forms, store)
+    try:
+        return _find_form([form for form in forms if form.gate_id not in closed], selector, options)
+    except UsageError:
+        if store is None or not closed:
+            raise
+        with suppress(UsageError):
+            gate = closed[_find_form([form for form in forms if form.gate_id in closed], selector, options).gate_id]
+            why, command = await why_closed(gate, store), f"plan show {gate.run_id}"
+            raise RunConflictError(f"run {gate.run_id}: {why}; Prefect still shows its form; `{command}` says what to do next") from None
+        raise
+
+
+async def _refuse_early(
+    form: "OpenForm", request: ApprovalRequest, options: AnswerOptions, store: "PlanStore | None", settings: "Settings"
+) -> None:
+    """Raise NotApprovedError if the gate policy refuses the answer whatever the run finds: as the store has it, else as the form does."""
+    gate = await _stored_gate(form, store)
+    if gate is not None and store is not None:
+        from plan_adapter.runs.answers import GateAnswers  # imports SQLAlchemy
+
+        request = request_of(gate)
+        with suppress(StoreError):
+            request = replace(request, gate_policy=await GateAnswers(store, settings).policy_of(request))
+    expected = Answer(
+        options.decision, options.by or os_user(), channel="form", code=options.code, signature="" if options.sign else None
+    )  # as far as the gate policy looks at it
+    if (why := why_answer_refused(expected, request)) is None:
+        return
+    known_by = request.gate_policy.known_by
+    if command_at_gate(form, known_by, api=True) is None:
+        why = f"{why}: answer {ways_to_answer(form, known_by)}"
+    if gate is None or store is None:
+        raise NotApprovedError(why)
+    with suppress(StoreError):  # this machine may only read the store
+        raise await record_refusal(gate.run_id, why, options, gate, store)
+    raise NotApprovedError(why)
+
+
+async def _refuse_late(gate: Gate, answer: Answer, store: "PlanStore") -> None:
+    """Raise RunConflictError if the closed `gate` was closed by anything else than `answer`."""
+    given = None if gate.kind == "outcome" else await store.gates.answer_to(gate.id)
+    closed_with = (gate.end, answer.by) if given is None else (given.decision, given.by)
+    if closed_with != (answer.decision, answer.by):
+        raise RunConflictError(f"run {gate.run_id}: this answer came too late: {await why_closed(gate, store)}")
 
 
 def _find_form(forms: "list[OpenForm]", selector: GateSelector, options: AnswerOptions | None) -> "OpenForm":
@@ -159,18 +290,24 @@ def _find_form(forms: "list[OpenForm]", selector: GateSelector, options: AnswerO
     return matching[0]
 
 
-async def _wait_for_next_form(form: "OpenForm") -> "OpenForm | None":
-    """Wait a few seconds and return the form that the run shows after an answer; None if it shows none in that time.
+async def _wait_for_verdict(form: "OpenForm", store: "PlanStore | None") -> "OpenForm | Gate | str | None":
+    """Wait a few seconds and return what became of an answer, or None if that is not known by then.
 
-    The form says why the answer was refused, or which approvals are missing.
+    That is the form that the run shows next, which says why the answer was refused or which approvals are missing; or the gate, closed in
+    the store; or without the store, the state in which the page of the form has ended.
     """
-    from plan_adapter.engine.gate_forms import open_forms  # imports Prefect
+    from plan_adapter.engine.gate_forms import end_of_page, open_forms  # imports Prefect
 
-    deadline = time.monotonic() + REFUSAL_SECONDS
+    deadline = time.monotonic() + VERDICT_SECONDS
     while time.monotonic() < deadline:
+        gate = await _stored_gate(form, store)
+        if gate is not None and gate.end is not None:
+            return gate
         for current in await open_forms():
             if current.gate_id == form.gate_id and current.keyset != form.keyset:
                 return current
+        if gate is None and (ended := await end_of_page(form)) is not None:
+            return ended
         await asyncio.sleep(POLL_SECONDS)
     return None
 
@@ -180,7 +317,7 @@ def _print_request(form: "OpenForm", request: ApprovalRequest, server: Server, *
         output.json_line("gate", {**_form_json(form, server), "text": request.text})
     else:
         output.markdown(without_picture(request.text).rstrip("\n"))
-        output.note(f"`{_answer_command(form)}` {'answers' if form.kind == 'question' else 'approves exactly this'}")
+        output.note(_how_to_answer(form, "answers" if form.kind == "question" else "approves exactly this", ""))
 
 
 def _approval_request(form: "OpenForm", text: str, fields: "Mapping[str, Input]") -> ApprovalRequest:
@@ -231,6 +368,12 @@ def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
     known = " or ".join(form.known_by) if form.known_by is not None else "any way"
     step = (_step_name(form) + tr(QUESTION_SUFFIXES[form.kind])) if form.step_id is not None else tr("the plan")
     return (form.run_id, form.name, step, form.approval_digest[:SHOWN_DIGITS], since, until, known)
+
+
+def _how_to_answer(form: "OpenForm", does: str, what: str) -> str:
+    """Return which command `does` something through Prefect's API, or else in which ways the gate accepts an answer to `what`."""
+    command = command_at_gate(form, form.known_by, api=True)
+    return f"answer{what} {ways_to_answer(form, form.known_by)}" if command is None else f"{command} {does}"
 
 
 def _elsewhere(form: "OpenForm") -> str:

@@ -427,6 +427,18 @@ async def _takes_result(form: OpenForm) -> bool:
     return found is None or "result" in found["properties"]
 
 
+async def end_of_page(form: OpenForm) -> str | None:
+    """Return the state in which the flow run that showed `form` has ended, in words, or None while it has not. Raises NoServerError."""
+    try:
+        async with _client() as client:
+            state = (await client.read_flow_run(UUID(form.flow_run_id))).state
+    except ObjectNotFound:
+        return None
+    if state is None or not state.is_final():
+        return None
+    return one_line(": ".join(part for part in (state.name, state.message) if part))
+
+
 async def form_text(form: OpenForm) -> str:
     """Return the Markdown that `form` shows, empty if Prefect no longer has it. Raises NoServerError."""
     found: object = await _read_part(form.flow_run_id, form.keyset, "description")

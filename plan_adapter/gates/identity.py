@@ -13,7 +13,18 @@ from plan_adapter.gates.quorum import why_already_given
 from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.gates.totp import CodeStore, check_code
 from plan_adapter.local.settings import Settings
-from plan_adapter.model.approvals import DELEGATE, TAKE_BACK, Agreement, Answer, Approval, ApprovalRequest, Gate, GatePolicy, person_of
+from plan_adapter.model.approvals import (
+    DELEGATE,
+    TAKE_BACK,
+    Agreement,
+    Answer,
+    Approval,
+    ApprovalRequest,
+    Decision,
+    Gate,
+    GatePolicy,
+    person_of,
+)
 from plan_adapter.model.errors import ContentChangedError, NotApprovedError
 from plan_adapter.model.record import AUTHOR
 
@@ -155,10 +166,8 @@ async def verify_proof(answer: Answer, request: ApprovalRequest, proof_context: 
 async def approval_from(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Approval:
     """Return `answer` as an approval. Raise NotApprovedError, which says why, if its giver is not identified or not allowed."""
     decision = decision_of(answer)
-    if decision == "approve" and request.agreements:  # before a code is used up
-        counted = agreements_that_count(request.gate_policy, request.agreements, approval_digest=request.approval_digest)
-        if (reason := why_already_given(request.gate_policy, counted, answer.by)) is not None:
-            raise NotApprovedError(reason)
+    if (reason := _why_already_given(answer, request)) is not None:  # before a code is used up
+        raise NotApprovedError(reason)
     result = read_answer(request, answer.result) if request.kind == "question" and decision == "approve" else None
     known_by = (await verify_answer(answer, request, proof_context)).known_by
     return answer_to(
@@ -179,15 +188,35 @@ async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context:
             f"the content of the gate changed: you answered about {answer.digest[:12]}, and the gate now asks about "
             f"{request.approval_digest[:12]}; read it again, then answer"
         )
-    is_restricting = request.kind == "outcome" or answer.decision == TAKE_BACK
-    decision = "reject" if is_restricting else "approve" if answer.decision == DELEGATE else decision_of(answer)
-    expected = Identity(answer.by, _best_proof(answer, request, proof_context.signed_in), _CHECKED)  # if the proofs in the answer are right
-    if reason := refusal(request.gate_policy, expected, decision=decision):
+    if reason := _why_not_accepted(answer, request, proof_context.signed_in):
         raise NotApprovedError(reason)
     identity = await verify_proof(answer, request, proof_context)
-    if reason := refusal(request.gate_policy, identity, decision=decision):
+    if reason := refusal(request.gate_policy, identity, decision=_policy_decision(answer, request)):
         raise NotApprovedError(reason)
     return identity
+
+
+def why_answer_refused(answer: Answer, request: ApprovalRequest) -> str | None:
+    """Return why the gate policy refuses `answer` even if its proofs are right, or None. Checks no proof, so no code is used up."""
+    return _why_already_given(answer, request) or _why_not_accepted(answer, request)
+
+
+def _why_already_given(answer: Answer, request: ApprovalRequest) -> str | None:
+    if answer.decision != "approve" or not request.agreements:
+        return None
+    counted = agreements_that_count(request.gate_policy, request.agreements, approval_digest=request.approval_digest)
+    return why_already_given(request.gate_policy, counted, answer.by)
+
+
+def _why_not_accepted(answer: Answer, request: ApprovalRequest, signed_in: Identity | None = None) -> str | None:
+    expected = Identity(answer.by, _best_proof(answer, request, signed_in), _CHECKED)  # if the proofs in the answer are right
+    return refusal(request.gate_policy, expected, decision=_policy_decision(answer, request))
+
+
+def _policy_decision(answer: Answer, request: ApprovalRequest) -> Decision:
+    """Return the decision that the gate policy judges `answer` by."""
+    is_restricting = request.kind == "outcome" or answer.decision == TAKE_BACK
+    return "reject" if is_restricting else "approve" if answer.decision == DELEGATE else decision_of(answer)
 
 
 def is_signed(approval: Approval) -> bool:

@@ -101,10 +101,13 @@ def options_of_proofs(known_by: Sequence[str] | None) -> list[str]:
     return [option for proof, option in PROOF_OPTIONS.items() if known_by is None or proof in known_by]
 
 
-def command_at_gate(question: Question, known_by: Sequence[str] | None) -> str | None:
-    """Return the command that answers, as code, with the options it needs; None if no command gives a proof that the gate accepts."""
-    command = f"`{answer_command(question)}`"
-    if known_by is None or "os_user" in known_by:
+def command_at_gate(question: Question, known_by: Sequence[str] | None, *, api: bool = False) -> str | None:
+    """Return the command that answers, as code, with the options it needs; None if no command gives a proof that the gate accepts.
+
+    With `api`, the command needs only Prefect's API, and proves no account.
+    """
+    command = f"`{answer_command(question, api=api)}`"
+    if known_by is None or ("form" if api else "os_user") in known_by:
         return command
     options = options_of_proofs(known_by)
     return tr("{command} (with {options})", command=command, options=tr(" or ").join(options)) if options else None

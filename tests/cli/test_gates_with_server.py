@@ -150,10 +150,10 @@ def test_a_question_without_a_terminal_is_announced_once_with_the_way_out(plan: 
 
 
 @pytest.mark.thorough
-def test_a_run_without_a_terminal_says_how_to_answer_and_the_api_proves_no_os_user(
+def test_a_run_without_a_terminal_says_how_to_answer_and_refuses_an_answer_in_its_form(
     plan: Plan, laptop: Laptop, prefect_server: Server
 ) -> None:
-    with waiting(document(GREET, **NEEDS_APPROVAL, approval={"known_by": ["os_user"]})) as run:
+    with waiting(document(GREET, **NEEDS_APPROVAL, approval={"approvers": [os_user(), "安娜"], "self_approval": False})) as run:
         assert run.lines[-3] == "the plan: waits for an approval"
         assert str(prefect_server.ui_url) in run.lines[-2]
         assert run.lines[-1] == f"answer in the form on that page, or with `{open_gate(plan, run.run_id)['command']}`"
@@ -170,12 +170,12 @@ def test_a_run_without_a_terminal_says_how_to_answer_and_the_api_proves_no_os_us
         assert (refused.code, f"then `{form['command']}` answers" in refused.err) == (10, True)
         refused = laptop(*form["command"].split()[1:])
         assert refused.code == 10
-        assert f"the run refused this answer: {os_user()} is identified only by form" in refused.err
-        answered = plan("approve", run.run_id, "--note", "好", "--yes")
+        assert f"the run refused this answer: {os_user()} started this run and may not approve it; only 安娜 may" in refused.err
+        assert f"{run.run_id}: the last answer was refused: {os_user()} started this run" in laptop("gates", "--api").out
+        answered = plan("reject", run.run_id, "--note", "不好")
         assert answered.code == 0, answered.err
-        assert "the waiting process continues now" in answered.err
-        code, out = run.end()
-    assert (code, "Completed" in out) == (0, True)
+        assert "the waiting process ends the run" in answered.err
+        assert run.end()[0] == 3
 
 
 @pytest.mark.thorough
@@ -188,7 +188,7 @@ def test_an_answer_through_the_api_ends_the_prompt_at_the_terminal(terminals: li
     assert form["flow_run_id"] in form["link"]
     answered = laptop("reject", form["flow_run_id"], "--api", "--note", "不行")
     assert answered.code == 0, answered.err
-    assert "the run has received the answer and is verifying it" in answered.err
+    assert answered.out.startswith("sent `reject` to the form of 试运行: run ")
     assert terminal.end() == 3
     assert f"the plan: rejected by {os_user()} (form): 不行" in terminal.shown
     late = laptop("approve", run_id, "--api")
@@ -344,6 +344,53 @@ def test_a_detached_plan_gate_pauses_with_a_form_and_resume_uses_its_answer(plan
         assert state_of(left["flow_run_id"]) == ("CANCELLED", name)
 
 
+@pytest.mark.parametrize("has_store", [True, False], ids=["with the store", "without the store"])
+def test_an_api_answer_without_the_proof_that_the_gate_needs_is_not_sent(plan: Plan, laptop: Laptop, has_store: bool) -> None:
+    approval = {"approvers": [os_user(), "安娜"], "known_by": ["proxy", "slack"], "quorum": 2}
+    left = plan("run", document(GREET, **NEEDS_APPROVAL, approval=approval), *TOOLS, "--detach", "--json").run
+    gate, caller = open_gate(plan, left["id"]), plan if has_store else laptop
+    ways = "at `plan desk`, or with a button in Slack"
+    assert f"; answer the first one {ways}\n" in caller("gates", "--api").err
+    refused = caller(*gate["command"].split()[1:], "--api")
+    why = f"{os_user()} is identified only by form; an answer here needs proxy or slack"
+    assert (refused.code, refused.out, refused.err) == (10, "", f"plan: {why}: answer {ways}\n")
+    assert open_gate(plan, left["id"]) == gate
+    assert state_of(left["flow_run_id"]) == ("PAUSED", "Waiting")
+
+
+def test_an_api_answer_is_checked_in_the_store_and_else_only_sent(plan: Plan, laptop: Laptop) -> None:
+    approval = {"approvers": [os_user(), "安娜"], "self_approval": False}
+    left = plan("run", document(GREET, **NEEDS_APPROVAL, approval=approval), *TOOLS, "--detach", "--json").run
+    command = open_gate(plan, left["id"])["command"].split()[1:]
+    refused = plan(*command, "--api")
+    assert (refused.code, f"{os_user()} started this run and may not approve it; only 安娜 may" in refused.err) == (10, True)
+    sent = laptop(*command, "--api")  # neither the form nor Prefect knows who started the run
+    assert (sent.code, sent.out) == (0, f"sent `approve` to the form of 试运行: run {left['id']}\n")
+    assert f"no process is waiting: `plan resume {left['id']}`, on a machine with the store, verifies the answer" in sent.err
+
+
+def test_an_api_answer_that_the_run_has_recorded_is_reported_as_such(plan: Plan, laptop: Laptop) -> None:
+    with waiting(document({**GREET, "requires_approval": True})) as run:
+        wait_for_form(laptop, run.run_id)
+        answered = plan(*open_gate(plan, run.run_id)["command"].split()[1:], "--api", "--json")
+        assert (answered.code, answered.run["verified"], answered.run["next"]) == (0, True, "the run has verified the answer")
+        assert run.end()[0] == 0
+
+
+def test_the_form_of_a_gate_that_was_answered_elsewhere_is_not_listed_and_takes_no_answer(plan: Plan) -> None:
+    answered, open_ = (plan("run", document(GREET, **NEEDS_APPROVAL), *TOOLS, "--detach", "--json").run for _ in "12")
+    command = open_gate(plan, answered["id"])["command"].split()[1:]
+    assert plan(*command).code == 0
+    assert state_of(answered["flow_run_id"]) == ("PAUSED", "Waiting")  # until the run is resumed
+    runs = [form["run_id"] for form in plan("gates", "--api", "--json").lines]
+    assert (answered["id"] in runs, open_["id"] in runs) == (False, True)
+    refused = plan(*command, "--api")
+    assert (refused.code, refused.out) == (8, "")
+    assert f"run {answered['id']}: the gate of the plan is closed: {os_user()} answered at " in refused.err
+    assert f": approve; Prefect still shows its form; `plan show {answered['id']}` says what to do next" in refused.err
+    assert plan("resume", answered["id"], *TOOLS).code == 0
+
+
 @pytest.mark.thorough
 def test_an_api_answer_shows_the_gate_and_must_name_its_step(plan: Plan, laptop: Laptop) -> None:
     with waiting(document({**GREET, "requires_approval": True})) as run:
@@ -352,7 +399,8 @@ def test_an_api_answer_shows_the_gate_and_must_name_its_step(plan: Plan, laptop:
         assert (result.code, f"`{command}`" in result.err) == (2, True)
         assert "世界" in laptop("approve", run.run_id, "--api", "--step", "greet", "--show").out
         result = laptop(*command.split()[1:])
-        assert (result.code, result.out.startswith("approved step greet of 试运行: run ")) == (0, True)
+        assert (result.code, result.out) == (0, f"sent `approve` to the form of step greet of 试运行: run {run.run_id}\n")
+        assert f"its page in Prefect has ended as Approved: Approved by {os_user()} (form)" in result.err
         code, _ = run.end()
     assert (code, plan("show", run.run_id, "--json").run["status"]) == (0, "completed")
 
@@ -403,12 +451,12 @@ def test_a_signed_resolution_answers_the_form_from_a_machine_without_the_store(
         assert (form["asks"], form["step"], form["known_by"]) == ("outcome", "lost", ["ssh_signature"])
         refused = laptop("approve", run.run_id, "--api")
         assert f"not for an approval: `plan resolve {run.run_id} lost done|again|abort --api --digest {form['digest'][:12]}`" in refused.err
-        assert laptop("resolve", run.run_id, "lost", "done", "--api").code == 2
+        assert laptop("resolve", run.run_id, "lost", "done", "--api").code == 10
         done = ("resolve", run.run_id, "lost", "done", "--api", "--sign", "--by", "ana")
         refused = laptop(*done, "--result", '"好"')
         assert (refused.code, "no step uses the result of this call" in refused.err) == (2, True), refused.err
         result = laptop(*done)
-        assert (result.code, "recorded `done` for step lost" in result.out) == (0, True), result.err
+        assert (result.code, "sent `done` to the form of step lost" in result.out) == (0, True), result.err
         code, _ = run.end()
     shown = plan("show", run.run_id, "--json").run
     assert (code, shown["status"], shown["steps"][0]["status"]) == (0, "completed", "completed")
@@ -457,7 +505,7 @@ def test_a_question_is_answered_from_a_machine_without_the_store(plan: Plan, lap
         wrong = laptop("answer", run.run_id, "decide", "--api", "--digest", form["digest"], "choice=run", "nodes=10")
         assert (wrong.code, "at fields.choice" in wrong.err, "at fields.nodes" in wrong.err) == (2, True, True)
         result = laptop("answer", run.run_id, "decide", "--api", "--digest", form["digest"], "choice=switch", "nodes=3")
-        assert (result.code, "answered step decide" in result.out) == (0, True), result.err
+        assert (result.code, "sent `answer` to the form of step decide" in result.out) == (0, True), result.err
         code, _ = run.end()
     shown = plan("show", run.run_id, "--json").run
     assert (code, shown["steps"][0]["result"]) == (0, {"choice": "switch", "nodes": 3})

@@ -227,7 +227,7 @@ def test_show_finds_a_run_by_an_id_prefix(run_offline: RunOffline, plan: Plan) -
     printed = shown.run
     assert [len(step.pop("calls")) for step in printed["steps"]] == [1, 1]
     assert printed.pop("next") == f"`plan resume {run['id']} --offline` resumes the run; completed steps are kept"
-    more = {"gates": [], "code_changes": [], "earlier_steps": [], "trigger": None, "freeze_override": None}
+    more = {"gates": [], "code_changes": [], "earlier_steps": [], "trigger": None, "freeze_override": None, "variables": {}}
     assert printed == {**run, **more, "approvals": printed["approvals"]}
     assert [answer["known_by"] for answer in printed["approvals"]] == ["not_required"]
 

@@ -72,7 +72,7 @@ class Fleet:
 
 
 def both(*names: str) -> list[str]:
-    """Return what happens on hosts that are restarted."""
+    """Return the events on hosts that are restarted, sorted."""
     return sorted(f"{what} {name}" for what in ("drain", "restart") for name in names)
 
 

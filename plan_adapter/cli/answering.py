@@ -191,9 +191,9 @@ async def delegate_in_store(
     request = request_of(gate)
     if not selector.matches_digest(gate.approval_digest):
         raise ContentChangedError(wrong_digest_message(selector, gate, command_of(gate, options), was_asked=False))
-    gate_policy = await GateAnswers(store, settings).policy_of(request)
-    refuse_name_alone(options.by, sign=options.sign, code=options.code, known_by=gate_policy.known_by)
-    open_gate = await close_gate(gate, answer_with_proof(options, request, settings, instead=instead), GateAnswers(store, settings))
+    answers = GateAnswers(store, settings)
+    refuse_name_alone(options.by, sign=options.sign, code=options.code, known_by=(await answers.policy_of(request)).known_by)
+    open_gate = await close_gate(gate, answer_with_proof(options, request, settings, instead=instead), answers)
     given = open_gate.gate_policy.delegations[-1]
     if given.decision == DELEGATE and (warning := await why_unknown(given.to, gate, store, settings)) is not None:
         output.note(f"{warning}; if it is misspelt, `{take_back_command(gate, given.to)}` takes it back")

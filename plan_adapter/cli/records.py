@@ -96,6 +96,9 @@ def _delegations_json(delegations: Iterable[Delegation]) -> list[dict[str, Any]]
     return [{"by": row.by, "to": row.to, "known_by": row.known_by, "at": row.at} for row in delegations]
 
 
+FIND_LIMIT = 1_000_000
+"""More gates than are ever open."""
+
 NO_FORM = "Prefect does not keep the form of this gate"
 """What a list of gates says of a gate that cannot be answered in Prefect's UI."""
 

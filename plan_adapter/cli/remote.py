@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from plan_adapter.cli.answering import (
 from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.asking import refuse_mismatched_answer
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
-from plan_adapter.cli.records import NO_FORM, QUESTION_SUFFIXES
+from plan_adapter.cli.records import FIND_LIMIT, NO_FORM, QUESTION_SUFFIXES
 from plan_adapter.cli.servers import running_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.engine.connection import Server
@@ -94,10 +94,6 @@ async def _stored_gate(form: "OpenForm", store: "PlanStore | None") -> Gate | No
         return await store.gates.get(form.gate_id)
     except (RunNotFoundError, StoreError):
         return None
-
-
-FIND_LIMIT = 1_000_000
-"""More gates than are ever open."""
 
 
 async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> int:
@@ -172,39 +168,52 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
             await answer_form(form, answer)
         except RunConflictError as error:
             raise UsageError(str(error)) from error
-        verdict = None if form.is_unattended else await _wait_for_verdict(form, store)
-        if isinstance(verdict, Gate) and store is not None:
-            await _refuse_late(verdict, answer, store)
-    if not isinstance(verdict, str | Gate | None) and (verdict.refused is not None or verdict.progress is None):
-        raise NotApprovedError(f"the run refused this answer: {verdict.refused or 'it asks again'}")
-    line, next_text, is_verified = _report(verdict, form, options.decision)
+        verdict = _Verdict() if form.is_unattended else await _wait_for_verdict(form, store)
+        if verdict.closed is not None and store is not None:
+            await _refuse_late(verdict.closed, answer, store)
+    if (again := verdict.shown) is not None and (again.refused is not None or again.progress is None):
+        raise NotApprovedError(f"the run refused this answer: {again.refused or 'it asks again'}")
+    line, next_text = _report(verdict, form, options.decision)
     if as_json:
-        shown = form if isinstance(verdict, str | Gate | None) else verdict
-        given = {"decision": options.decision, "verified": is_verified, "next": next_text}
-        output.json_line("answer", {**_form_json(shown, server), **given})
+        given = {"decision": options.decision, "verified": verdict.is_recorded, "next": next_text}
+        output.json_line("answer", {**_form_json(again or form, server), **given})
     else:
         output.line(line)
         output.note(next_text)
     return ExitCode.DONE
 
 
-def _report(verdict: "OpenForm | Gate | str | None", form: "OpenForm", decision: "Decision | Resolution") -> tuple[str, str, bool]:
-    """Return what was done with an answer in `form`, what follows, and whether the run has recorded it. `verdict`: what became of it."""
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """The fate of an answer in a form, as far as it is known. At most one field is set."""
+
+    closed: Gate | None = None  # the gate, as the store has it
+    shown: "OpenForm | None" = None  # the form that the run shows next: why the answer was refused, or which approvals are missing
+    page_end: str | None = None  # the state in which the page of the form has ended, without the store
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the run has recorded the answer, unless the form that is shown says that it was refused."""
+        return self.closed is not None or self.shown is not None
+
+
+def _report(verdict: _Verdict, form: "OpenForm", decision: "Decision | Resolution") -> tuple[str, str]:
+    """Return the line that reports an answer in `form`, and what follows."""
     what = form.name if form.step_id is None else f"step {_step_name(form)} of {form.name}"
     sent = "answer" if form.kind == "question" and decision == "approve" else decision
     line = f"sent `{sent}` to the form of {what}: run {form.run_id}"
-    if isinstance(verdict, Gate):
-        return f"{decision_word(form, decision)} {what}: run {form.run_id}", "the run has verified the answer", True
-    if isinstance(verdict, str):
-        return line, f"its page in Prefect has ended as {verdict}", False
-    if verdict is not None:
-        return f"one approval of {what}: run {form.run_id}", tr("recorded: {progress}", progress=verdict.progress), True
+    if verdict.closed is not None:
+        return f"{decision_word(form, decision)} {what}: run {form.run_id}", "the run has verified the answer"
+    if verdict.page_end is not None:
+        return line, f"its page in Prefect has ended as {verdict.page_end}"
+    if verdict.shown is not None:
+        return f"one approval of {what}: run {form.run_id}", tr("recorded: {progress}", progress=verdict.shown.progress)
     if form.is_unattended:
         command = f"`plan resume {form.run_id}`, on a machine with the store"
-        return line, f"no process is waiting: {command}, verifies the answer and continues", False
+        return line, f"no process is waiting: {command}, verifies the answer and continues"
     command = f"`plan show {form.run_id}`, on a machine with the store"
     if_refused = "`plan gates --api` lists the form again, with the reason, if it was refused"
-    return line, f"the run still has to verify the answer: {command}, says whether it counts; {if_refused}", False
+    return line, f"the run still has to verify the answer: {command}, says whether it counts; {if_refused}"
 
 
 async def _find_open_form(
@@ -290,26 +299,22 @@ def _find_form(forms: "list[OpenForm]", selector: GateSelector, options: AnswerO
     return matching[0]
 
 
-async def _wait_for_verdict(form: "OpenForm", store: "PlanStore | None") -> "OpenForm | Gate | str | None":
-    """Wait a few seconds and return what became of an answer, or None if that is not known by then.
-
-    That is the form that the run shows next, which says why the answer was refused or which approvals are missing; or the gate, closed in
-    the store; or without the store, the state in which the page of the form has ended.
-    """
+async def _wait_for_verdict(form: "OpenForm", store: "PlanStore | None") -> _Verdict:
+    """Wait a few seconds for the fate of an answer. The verdict is empty if it is not known by then."""
     from plan_adapter.engine.gate_forms import end_of_page, open_forms  # imports Prefect
 
     deadline = time.monotonic() + VERDICT_SECONDS
     while time.monotonic() < deadline:
         gate = await _stored_gate(form, store)
         if gate is not None and gate.end is not None:
-            return gate
+            return _Verdict(closed=gate)
         for current in await open_forms():
             if current.gate_id == form.gate_id and current.keyset != form.keyset:
-                return current
+                return _Verdict(shown=current)
         if gate is None and (ended := await end_of_page(form)) is not None:
-            return ended
+            return _Verdict(page_end=ended)
         await asyncio.sleep(POLL_SECONDS)
-    return None
+    return _Verdict()
 
 
 def _print_request(form: "OpenForm", request: ApprovalRequest, server: Server, *, as_json: bool) -> None:

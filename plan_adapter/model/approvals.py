@@ -146,19 +146,19 @@ class Delegation:
 
 
 def delegations_in_force(delegations: Iterable[Delegation]) -> list[Delegation]:
-    """Return the delegations that nobody took back, in their order."""
+    """Return the delegations that still count, in their order."""
     given = [*delegations]
     ended = {each.follows for each in given if each.decision == TAKE_BACK}
     return [each for each in given if each.decision == DELEGATE and each.id not in ended]
 
 
 def delegation_result(to: str, follows: str | None) -> dict[str, JsonValue]:
-    """Return what is signed and stored as the result of a delegation: who answers instead, and which earlier one it follows."""
+    """Return the result of a delegation, which is signed and stored: who answers instead, and the earlier one that it follows."""
     return {"to": to} if follows is None else {"to": to, "follows": follows}
 
 
 def followed_by(delegations: Sequence[Delegation], *, decision: DelegationKind, by: str, to: str) -> str | None:
-    """Return what a delegation by `by` to `to` follows, or None: the one that it takes back, or the newest before it.
+    """Return the id of the one that a delegation by `by` to `to` takes back or, if it delegates again, comes after; or None.
 
     Its signature covers that, so nobody can repeat a delegation that was taken back.
     """
@@ -248,7 +248,7 @@ class GatePolicy:
     escalate_to: tuple[str, ...] = ()  # names, with groups resolved
     is_escalated: bool = False  # whether the gate has waited for that long, so that `approvers` has `escalate_to` among them
     delegate: bool = False  # whether an approver may let another person answer in their place
-    delegations: tuple[Delegation, ...] = ()  # oldest first; `approvers` has those that nobody took back
+    delegations: tuple[Delegation, ...] = ()  # oldest first; `approvers` has those that still count
     expires: Expiry = "reject"
     remind_after_ms: int = 0
     release: bool = False

@@ -122,7 +122,7 @@ class ShellNeeds:
 
 
 async def shell_needs(validated: ValidatedPlan, planned: PlannedDeployment, settings: Settings) -> ShellNeeds:
-    """Return what the runs of a deployment need from the shell of their worker. Secrets are looked up here, and their values are not kept.
+    """Return the needs of a deployment's runs from the shell of their worker. Secrets are looked up here, and their values are not kept.
 
     Secrets of Prefect's blocks and of entry points do not depend on a shell, so they are left out. So are secrets that a step creates, and
     what the deployment itself sets in the environment of its runs.

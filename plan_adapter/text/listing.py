@@ -131,7 +131,7 @@ def group_facts(group: Step, items: int | None, at_once: int, on_error: ErrorPol
 
 
 def error_policy_text(plan: ExecutionPlan) -> str:
-    """Return what a failed step does to the rest of `plan`: one policy, or also the steps that differ from it.
+    """Return the effect of a failed step on the rest of `plan`: one policy, or also the steps that differ from it.
 
     A group decides about the failures of its steps, and a plan about those of its own, so only the steps of `plan` itself count.
     """

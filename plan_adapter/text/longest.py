@@ -112,7 +112,7 @@ class LongestTimes:
         return load.work / slots + load.path
 
     def _load(self, step: Step, slots: int) -> _Load:
-        """Return what `step` asks of the `slots` of its plan."""
+        """Return the load that `step` puts on the `slots` of its plan."""
         if step.is_group:
             return self._group_load(step, slots)
         if step.inner:
@@ -124,7 +124,7 @@ class LongestTimes:
         return _Load(_times(items, call.work), _times(1 - 1 / slots, call.work) + call.delay if items else 0.0)
 
     def _group_load(self, group: Step, slots: int) -> _Load:
-        """Return what a group asks. While an item waits, `batch` others are in progress; then only the last ones are."""
+        """Return the load of a group. While an item waits, `batch` others are in progress; then only the last ones are."""
         at_once, items = self._validated.plan.items_at_once(group), self._items(group)
         if not items:
             return _Load(0.0, 0.0)

@@ -41,7 +41,7 @@ def exchanging(one: Path, other: Path) -> Generator[None]:
 
 
 def outcomes(call: Callable[[int], str]) -> set[str]:
-    """Return what the calls found, which includes `refused`.
+    """Return the findings of the calls, `refused` among them.
 
     On a busy machine the other process may do nothing during many calls, so the calls go on until the race went both ways.
     """

@@ -17,6 +17,7 @@ from plan_adapter.cli.desk.sign_in import SignInError, is_loopback, is_safe_addr
 from plan_adapter.cli.desk.slack import Slack
 from plan_adapter.cli.desk.teams import Teams
 from plan_adapter.cli.exit_codes import UsageError
+from plan_adapter.cli.records import FIND_LIMIT
 from plan_adapter.local.settings import Settings
 from plan_adapter.model.approvals import Gate
 from plan_adapter.model.errors import PlanAdapterError
@@ -31,8 +32,6 @@ CHECK_SECONDS = 2.0
 
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 5.0, 300.0
 MIN_SIGNING_SECRET_CHARACTERS = 16
-FIND_LIMIT = 1_000_000
-"""More gates than are ever open."""
 
 _SLACK_USER = re.compile(r"[UW][A-Z0-9]{2,30}")
 

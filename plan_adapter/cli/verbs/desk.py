@@ -26,7 +26,7 @@ LIBRARIES = ("authlib", "jinja2", "joserfc", "markdown_it")
 
 
 def why_not_installed() -> str | None:
-    """Return what to install for `plan desk`, or None if everything is there."""
+    """Return the command that installs what `plan desk` lacks, or None if it lacks nothing."""
     return NOT_INSTALLED if any(importlib.util.find_spec(name) is None for name in LIBRARIES) else None
 
 

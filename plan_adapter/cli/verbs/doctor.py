@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
+from plan_adapter.cli.records import FIND_LIMIT
 from plan_adapter.cli.servers import available_server, is_ready, location_line, secret_locations
 from plan_adapter.cli.sources import model_of, open_store, plan_of, policy_of_store, tools_of
 from plan_adapter.cli.verbs.desk import why_not_installed
-from plan_adapter.cli.verbs.gates import FIND_LIMIT
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.diagnosis import Finding, diagnose
 from plan_adapter.gates.approval import names_without_group

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import age, caller_refusal, time_left
 from plan_adapter.cli.exit_codes import ExitCode, UsageError
-from plan_adapter.cli.records import NO_FORM, QUESTION_SUFFIXES, gate_json, gate_place
+from plan_adapter.cli.records import FIND_LIMIT, NO_FORM, QUESTION_SUFFIXES, gate_json, gate_place
 from plan_adapter.cli.servers import known_server, lacks_store_of_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.gate import changes_text
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from plan_adapter.model.approvals import Approval, ExcludedAs, Gate
     from plan_adapter.model.options import Input
     from plan_adapter.store.store import PlanStore
-
-FIND_LIMIT = 1_000_000
-"""More gates than are ever open."""
 
 SHOWN_CHARACTERS = 200
 """How many characters of a question are shown."""
